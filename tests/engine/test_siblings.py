@@ -1,6 +1,7 @@
 """Real vLLM with the depot's connector and another one below `MultiConnector`, in both orders."""
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -74,3 +75,34 @@ def test_a_sibling_s_blocks_are_stored_and_its_failures_are_not(real_lab: Lab, f
     assert run["after the failure"]["cached"] == HITS
     found = sum(value for name, value in run["metrics"].items() if name.startswith("vllm:kvdepot_hit_tokens/"))
     assert found == 3 * sum(HITS)
+
+
+@pytest.mark.parametrize("role", ["SCHEDULER", "WORKER"])
+@pytest.mark.parametrize("below_another", [True, False])
+def test_the_connector_knows_whether_it_has_siblings(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch, role: str, below_another: bool
+) -> None:
+    """vLLM does not tell a connector; without this, pages of others would be tested, and their requests delayed."""
+    from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+    from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm.plugins import load_general_plugins
+
+    from kvdepot.engines.vllm import connector, groups
+    from kvdepot.engines.vllm.attachment import NoDepot
+
+    load_general_plugins()
+    monkeypatch.setattr(connector, "attach", lambda *_: NoDepot())
+    monkeypatch.setattr(groups, "_supported", lambda *_: groups.Geometry((), 16, 16))
+    monkeypatch.setattr("kvdepot.engines.vllm.drafts.drafts_of", lambda *_: None)
+    kv: dict[str, Any] = {"kv_connector": "KVDepotConnector", "kv_role": "kv_both"}
+    if below_another:
+        kv = below(first="depot")(kv)
+    config = EngineArgs(lab.model("llama"), dtype="float32", kv_transfer_config=kv).create_engine_config()
+    config.scheduler_config.disable_hybrid_kv_cache_manager = True
+    cache: Any = SimpleNamespace(kv_cache_groups=[SimpleNamespace()], num_blocks=1, kv_cache_tensors=[])
+    made = KVConnectorFactory.create_connector(config, KVConnectorRole[role], cache)
+    ours = made.sub_connectors[0] if below_another else made
+    side = ours._scheduler or ours._worker
+    assert side._has_siblings == below_another
+    made.shutdown()
