@@ -77,6 +77,24 @@ def test_a_sibling_s_blocks_are_stored_and_its_failures_are_not(real_lab: Lab, f
     assert found == 3 * sum(HITS)
 
 
+@pytest.mark.parametrize("first", ["sibling", "depot"])
+def test_what_another_engine_has_prefilled_is_left_to_the_sibling(real_lab: Lab, first: str) -> None:
+    """Its requests are not looked up, in whatever order the connectors are; the others are."""
+    prefilled = {**phase("prefilled"), "kv_transfer_params": {"do_remote_prefill": True}}
+    run = real_lab.run(
+        "llama",
+        [{"do": "attached"}, phase("cold"), RESET, prefilled, RESET, mode("off"), phase("from the depot")],
+        engine={"disable_hybrid_kv_cache_manager": True},
+        beside=below(first=first),
+    )
+    for name in ("prefilled", "from the depot"):
+        assert run[name]["cached"] == HITS
+        assert run[name]["tokens"] == run["cold"]["tokens"], name
+    found = sum(value for name, value in run["metrics"].items() if name.startswith("vllm:kvdepot_hit_tokens/"))
+    assert found == sum(HITS)
+    assert run["metrics"]["vllm:kvdepot_misses/remote"] == len(PROMPTS)
+
+
 @pytest.mark.parametrize("role", ["SCHEDULER", "WORKER"])
 @pytest.mark.parametrize("below_another", [True, False])
 def test_the_connector_knows_whether_it_has_siblings(
