@@ -97,7 +97,8 @@ class _Maker:
 
     def _class(self, module: Module, node: ast.ClassDef) -> dict[str, Any]:
         bases = [base for base in (self._base(module, one) for one in node.bases) if base]
-        wanted = self._used.alone.get(f"{module.name}.{node.name}", self._used.mentioned)
+        alone = self._used.alone.get(f"{module.name}.{node.name}")
+        wanted = self._used.mentioned if alone is None else alone
         members: dict[str, str] = {}
         for statement in node.body:
             if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
@@ -107,7 +108,7 @@ class _Maker:
                 names = {target.id for target in statement.targets if isinstance(target, ast.Name)}
                 members.update(dict.fromkeys(names & wanted, "value" if ENUM in bases else ANY))
             elif isinstance(statement, ast.FunctionDef):
-                if statement.name == "__init__":
+                if statement.name == "__init__" or alone is not None:
                     for name, kind in self._attributes(module, statement, wanted).items():
                         members.setdefault(name, kind)
                 if statement.name in wanted:
@@ -132,7 +133,7 @@ class _Maker:
         return self._ask(*found)
 
     def _attributes(self, module: Module, node: ast.FunctionDef, wanted: set[str]) -> dict[str, str]:
-        """Returns what a constructor puts on ``self``."""
+        """Returns what a constructor, or another method of a class that is listed by hand, puts on ``self``."""
         parameters = {one.arg: one.annotation for one in (*node.args.args, *node.args.kwonlyargs)}
         found: dict[str, str] = {}
         for statement in ast.walk(node):

@@ -9,6 +9,7 @@ import pytest
 from engine_parts import BLOCK, FakeDepot, Step, request, scheduler
 
 from kvdepot.engines.vllm.adapters import Adapters
+from kvdepot.engines.vllm.meta import LoadReport
 
 
 def write(path: Path, values: bytes, name: str = "adapter_model.safetensors") -> Path:
@@ -19,48 +20,52 @@ def write(path: Path, values: bytes, name: str = "adapter_model.safetensors") ->
 
 
 def lora(path: Path, name: str = "sql") -> Any:
-    return SimpleNamespace(lora_name=name, lora_path=str(path))
+    return SimpleNamespace(lora_name=name, lora_path=str(path), lora_int_id=1)
+
+
+def digest(adapters: Adapters, request: Any) -> bytes:
+    return adapters.find(request).digest
 
 
 def test_the_content_names_an_adapter(tmp_path: Path) -> None:
     one, same, other = (write(tmp_path / name, name[:1].encode() * 5000) for name in ("a1", "a2", "b"))
     adapters = Adapters()
-    assert adapters.digest(lora(one)) == adapters.digest(lora(same)) == Adapters().digest(lora(one)) != b""
-    assert adapters.digest(lora(other)) != adapters.digest(lora(one))
+    assert digest(adapters, lora(one)) == digest(adapters, lora(same)) == digest(Adapters(), lora(one)) != b""
+    assert digest(adapters, lora(other)) != digest(adapters, lora(one))
     write(one, b"optimizer", "optimizer.pt")
-    assert Adapters().digest(lora(one)) == adapters.digest(lora(same)), "only the adapter's own files count"
+    assert digest(Adapters(), lora(one)) == digest(adapters, lora(same)), "only the adapter's own files count"
 
 
 def test_an_adapter_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, adapters = write(tmp_path / "a", b"weights"), Adapters()
-    found = adapters.digest(lora(path))
+    found = digest(adapters, lora(path))
     monkeypatch.setattr("kvdepot.engines.vllm.adapters.content_digest", lambda path: pytest.fail("read again"))
-    assert adapters.digest(lora(path)) == found
+    assert digest(adapters, lora(path)) == found
 
 
 def test_one_that_changes_under_the_engine_is_left_alone_by_it_and_new_to_the_next(tmp_path: Path) -> None:
     """vLLM may have either version in memory, and has KV of the first under the same hashes (P1)."""
     path, adapters = write(tmp_path / "a", b"first"), Adapters()
-    before = adapters.digest(lora(path))
+    before = digest(adapters, lora(path))
     (path / "adapter_model.safetensors").write_bytes(b"later")
     os.utime(path / "adapter_model.safetensors", ns=(1, 1))
-    assert adapters.digest(lora(path)) == b""
+    assert digest(adapters, lora(path)) == b""
     (path / "adapter_model.safetensors").write_bytes(b"first")
-    assert adapters.digest(lora(path)) == b"", "what is in vLLM's memory is not known any more"
+    assert digest(adapters, lora(path)) == b"", "what is in vLLM's memory is not known any more"
     (path / "adapter_model.safetensors").write_bytes(b"later")
-    assert Adapters().digest(lora(path)) not in (b"", before)
+    assert digest(Adapters(), lora(path)) not in (b"", before)
 
 
 def test_files_that_were_only_touched_are_the_same(tmp_path: Path) -> None:
     path, adapters = write(tmp_path / "a", b"first"), Adapters()
-    before = adapters.digest(lora(path))
+    before = digest(adapters, lora(path))
     os.utime(path / "adapter_model.safetensors", ns=(1, 1))
-    assert adapters.digest(lora(path)) == before
+    assert digest(adapters, lora(path)) == before
 
 
 def test_an_adapter_that_is_not_found_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
-    assert Adapters().digest(lora(tmp_path / "nowhere")) == Adapters().digest(lora(tmp_path / "empty")) == b""
+    assert digest(Adapters(), lora(tmp_path / "nowhere")) == digest(Adapters(), lora(tmp_path / "empty")) == b""
 
 
 class RecordingDepot(FakeDepot):
@@ -80,7 +85,10 @@ def keys(path: Path | None) -> tuple[list[bytes], list[bytes]]:
     side.new_request(req)
     tokens, _ = side.match(req, 0)
     side.allocated(req, SimpleNamespace(get_block_ids=lambda: ([1, 2],)), tokens or 0)
-    saves = side.build_step(Step().starts("r", 0, 2 * BLOCK, [1, 2]).output()).saves
+    step = side.build_step(Step().starts("r", 0, 2 * BLOCK, [1, 2]).output())
+    assert step.saves == {} or path is None, "stored before the workers have compared their memory"
+    side.reported(LoadReport(done={step.adapted: 1}))
+    saves = step.saves or side.build_step(Step().output()).late_saves
     return depot.asked, saves[0].hashes if saves else []
 
 
@@ -113,5 +121,5 @@ def test_hits_of_an_adapter_are_loaded_by_its_keys(tmp_path: Path) -> None:
 def test_the_same_adapter_does_something_else_in_an_engine_with_other_options(tmp_path: Path) -> None:
     one = lora(write(tmp_path / "a", b"weights"))
     options = [{}, {"target_modules": "q_proj"}, {"target_modules": "v_proj"}]
-    assert len({Adapters(some).digest(one) for some in options}) == len(options)
-    assert Adapters({}).digest(one) == Adapters().digest(one)
+    assert len({digest(Adapters(some), one) for some in options}) == len(options)
+    assert digest(Adapters({}), one) == digest(Adapters(), one)

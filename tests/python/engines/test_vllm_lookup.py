@@ -160,7 +160,7 @@ def test_every_miss_has_a_reason() -> None:
 
 def test_an_adapter_that_is_not_to_be_trusted_is_a_reason() -> None:
     req = request("r", 4 * BLOCK)
-    req.lora_request = SimpleNamespace(lora_name="a", lora_path="/nowhere/at/all")
+    req.lora_request = SimpleNamespace(lora_name="a", lora_path="/nowhere/at/all", lora_int_id=1)
     assert why(scheduler(FakeDepot(units=9)), req) == "adapter"
 
 

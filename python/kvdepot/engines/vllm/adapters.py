@@ -28,12 +28,22 @@ Signature = tuple[tuple[str, int, int, int], ...]
 """Of each file of an adapter: name, size, and the times of the last change of content and of inode."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class Adapter:
-    """A known adapter: the state of its files when last read, and their digest; empty = untrusted."""
+    """A known adapter.
 
-    signature: Signature
-    digest: bytes
+    Attributes:
+        signature: state of its files when they were last read.
+        digest: that of its content and of the options; empty = untrusted.
+        files: name of the state of its files when they were first read: workers that loaded them compare it.
+    """
+
+    signature: Signature = ()
+    digest: bytes = b""
+    files: bytes = b""
+
+
+UNKNOWN = Adapter()
 
 
 class Adapters:
@@ -43,18 +53,21 @@ class Adapters:
         """Starts without an adapter. ``options``: those of the engine that change what an adapter does."""
         self._options = json.dumps(dict(options), sort_keys=True).encode() if options else b""
         self._known: dict[tuple[str, str], Adapter] = {}
+        self.used = False
+        """Whether a request has named an adapter."""
 
-    def digest(self, lora: "LoRARequest") -> bytes:
-        """Returns the digest of the adapter's files and the options; empty if its KV must not be loaded or stored."""
+    def find(self, lora: "LoRARequest") -> Adapter:
+        """Returns the adapter; its digest is empty if its KV must not be loaded or stored."""
+        self.used = True
         name = (lora.lora_name, lora.lora_path)
         known = self._known.get(name)
         if known is not None and not known.digest:
-            return b""
+            return known
         try:
             directory = adapter_directory(lora.lora_path)
             signature = signature_of(directory)
             if known is not None and known.signature == signature:
-                return known.digest
+                return known
             digest = content_digest(directory)
             if self._options:
                 digest = hashlib.sha256(digest + self._options).digest()
@@ -62,18 +75,22 @@ class Adapters:
         except OSError as error:
             # Not permanent: a hub's adapter may arrive with the first request, and a file system may come back.
             logger.warning("kvdepot: the files of LoRA adapter %r from %s cannot be read: %s", *name, error)
-            return b""
+            return UNKNOWN
         if written_meanwhile or (known is not None and known.digest != digest):
             # vLLM may have either version in memory, and has KV of the earlier one in its own cache under the same
             # hashes.
-            self._distrust(name, "its files have changed while the engine runs: give a changed adapter another path")
-            return b""
-        self._known[name] = Adapter(signature, digest)
-        return digest
+            self.distrust(name, "its files have changed while the engine runs: give a changed adapter another path")
+            return UNKNOWN
+        files = known.files if known is not None else name_of(directory, signature)
+        self._known[name] = Adapter(signature, digest, files)
+        return self._known[name]
 
-    def _distrust(self, name: tuple[str, str], why: str) -> None:
+    def distrust(self, name: tuple[str, str], why: str) -> None:
+        """Excludes an adapter until the engine ends. Logged once."""
+        if self._known.get(name) == UNKNOWN:
+            return
         logger.warning("kvdepot: KV of LoRA adapter %r from %s is not loaded or stored: %s", *name, why)
-        self._known[name] = Adapter((), b"")
+        self._known[name] = UNKNOWN
 
 
 def adapter_directory(path: str) -> Path:
@@ -93,6 +110,21 @@ def signature_of(directory: Path) -> Signature:
     """Returns a signature that changes with any file of the adapter, without reading the files."""
     stats = ((path.name, path.stat()) for path in adapter_files(directory))
     return tuple((name, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns) for name, stat in stats)
+
+
+def name_of(directory: Path, signature: Signature) -> bytes:
+    """Returns a short name for the state of the files in a directory."""
+    return hashlib.sha256(repr((str(directory), signature)).encode()).digest()[:KEY_BYTES]
+
+
+def files_of(path: str) -> bytes:
+    """Returns the name of the state of an adapter's files, without reading them.
+
+    Raises:
+        OSError: they cannot be found.
+    """
+    directory = adapter_directory(path)
+    return name_of(directory, signature_of(directory))
 
 
 def block_keys(hashes: Sequence[bytes]) -> list[bytes]:

@@ -164,9 +164,10 @@ _ALL = (
         "dropped_blocks",
         Over.SCHEDULER,
         "Computed blocks that were not handed to the ranks to be stored: computed from a load that failed, "
-        "overwritten before that was known, or left when the connector was disabled or reset.",
+        "overwritten before that was known, computed with a LoRA adapter that was replaced meanwhile, or left when the "
+        "connector was disabled or reset.",
         label="reason",
-        values=("load_failed", "overwritten", "turned_off"),
+        values=("load_failed", "overwritten", "adapter", "turned_off"),
     ),
     Measure(
         "dump_fences", Over.FIRST, "Steps that waited for a dump because they would have overwritten what it read."

@@ -1,6 +1,7 @@
 """Messages between the scheduler's connector and the workers'. Everything here is pickled once per step."""
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata, KVConnectorWorkerMetadata
 
@@ -50,6 +51,25 @@ class Load:
     trace: Carrier | None = None
 
 
+AdapterName = tuple[str, str]
+"""A LoRA adapter's name and path: what vLLM's block hashes have of it."""
+
+
+class AdapterUse(NamedTuple):
+    """A LoRA adapter as requests of a step use it.
+
+    Attributes:
+        number: its ``lora_int_id``, which vLLM keeps when it replaces the adapter in place.
+        files: the state of its files that the requests' keys stand for, see ``adapters.files_of``; empty = unknown, and
+            nothing of the requests is stored.
+    """
+
+    name: str
+    path: str
+    number: int
+    files: bytes
+
+
 @dataclass
 class StepMetadata(KVConnectorMetadata):
     """Work of one engine step.
@@ -67,6 +87,9 @@ class StepMetadata(KVConnectorMetadata):
         version: version of the weights; ``None`` while unknown, then the step has no loads and no saves.
         timed: number that every rank reports back when the step has ended, to measure its duration; 0 = none.
         examine: whether the workers are asked for a digest of their weights.
+        adapters: LoRA adapters that the step computes with.
+        adapted: number that every rank reports back when it has compared these with what is in its memory, 0 = none.
+            Saves of requests with an adapter wait for it.
     """
 
     fresh_pages: list[int] = field(default_factory=list)
@@ -80,6 +103,8 @@ class StepMetadata(KVConnectorMetadata):
     generation: int = 0
     version: str | None = ""
     examine: bool = False
+    adapters: list[AdapterUse] = field(default_factory=list)
+    adapted: int = 0
 
 
 @dataclass
@@ -109,7 +134,7 @@ class LoadReport(KVConnectorWorkerMetadata):
     """Loads that have ended, with the number of ranks that report it, and loads that failed on any rank.
 
     Attributes:
-        done: number of ranks by load, or by a step's ``witness``.
+        done: number of ranks by load, or by a step's ``witness`` or ``adapted``.
         broken: why a rank cannot take part, found later than at its start; empty if there is no reason.
         ranks: findings of ranks at their start, each reported once, with the first step. vLLM's handshake would be
             faster, but `MultiConnector` hands one connector's handshake to all of them.
@@ -117,6 +142,7 @@ class LoadReport(KVConnectorWorkerMetadata):
         weights: digest of the weights in a rank's memory, by rank; empty = unknown.
         timed: number of the step, if it is to be measured.
         moved: generation in which a rank noticed an unannounced change of its weights; else ``None``.
+        changed_adapters: LoRA adapters that a rank did not compute with as their requests' keys say.
     """
 
     done: dict[int, int] = field(default_factory=dict)
@@ -127,6 +153,7 @@ class LoadReport(KVConnectorWorkerMetadata):
     weights: dict[int, str] = field(default_factory=dict)
     moved: int | None = None
     timed: int = 0
+    changed_adapters: set[AdapterName] = field(default_factory=set)
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> "LoadReport":
         """Merges the reports of two ranks."""
@@ -148,4 +175,5 @@ class LoadReport(KVConnectorWorkerMetadata):
             weights=weights,
             moved=max((report.moved for report in (self, other) if report.moved is not None), default=None),
             timed=max(self.timed, other.timed),
+            changed_adapters=self.changed_adapters | other.changed_adapters,
         )

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from kvdepot.engines.vllm.adapters import block_keys, is_key_list_of, with_adapter
 from kvdepot.engines.vllm.asks import Ask
 from kvdepot.engines.vllm.lookup import Lookup, Miss
+from kvdepot.engines.vllm.meta import AdapterName, AdapterUse
 from kvdepot.engines.vllm.shared_loads import Wait
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ class RequestState:
         miss_counted: whether it is counted as a miss.
         load_failed: a load of this request has failed once; from now on it is computed, whatever the depot has (P2).
         adapter: digest of its LoRA adapter; ``None`` = unknown, and nothing of the request is loaded or stored.
+        adapter_use: what the workers are told of the adapter; ``None`` = the request has none.
         ask: the request's own limits for loading and storing.
         trace: what its spans share; ``None`` = this process has no tracer provider.
     """
@@ -58,6 +60,7 @@ class RequestState:
     load_failed: bool = False
     logged: bool = False
     adapter: bytes | None = b""
+    adapter_use: AdapterUse | None = None
     keys: list[bytes] = field(default_factory=list)
     ask: Ask = field(default_factory=Ask)
     trace: "RequestTrace | None" = None
@@ -76,6 +79,11 @@ class RequestState:
         new = own[len(self.keys) :]
         self.keys += with_adapter(new, self.adapter) if self.adapter else block_keys(new)
         return self.keys
+
+    @property
+    def adapter_name(self) -> AdapterName | None:
+        """The adapter whose change ends all use of the request's KV."""
+        return self.adapter_use[:2] if self.adapter_use is not None else None
 
     def drop_lookup(self) -> None:
         """Drops the lookup and its leases."""

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from kvdepot.engines.vllm.drafts import Drafts
 from kvdepot.engines.vllm.groups import Geometry
-from kvdepot.engines.vllm.meta import Blocks, GroupBlocks
+from kvdepot.engines.vllm.meta import AdapterName, Blocks, GroupBlocks
 from kvdepot.engines.vllm.releases.block_tables import BlockTables
 from kvdepot.engines.vllm.requests import RequestState
 from kvdepot.engines.vllm.stats import DepotStats
@@ -27,11 +27,13 @@ class HeldSaves:
 
     The step's results are correct only if its loads succeeded on every rank: a failed load on one rank poisons, through
     the layers' collectives, everything that all ranks computed after it. So the saves wait for all ranks' reports, and
-    are dropped if a load failed (P1).
+    are dropped if a load failed (P1). Those of requests with a LoRA adapter wait in the same way until every rank has
+    compared the adapter in its memory.
     """
 
     load_ids: set[int]
     saves: GroupBlocks
+    adapter: AdapterName | None = None
 
 
 class SavePlan:
@@ -146,10 +148,15 @@ class SavePlan:
             blocks.add(state.hashes[unit - 1], page)
             state.saved_blocks[group.index] = index + 1
 
-    def hold(self, saves: GroupBlocks, load_ids: set[int]) -> None:
+    def hold(self, saves: GroupBlocks, load_ids: set[int], adapter: AdapterName | None = None) -> None:
         """Holds saves back until all ranks have reported the loads that the step may have computed on."""
         if saves:
-            self._held.append(HeldSaves(load_ids, saves))
+            self._held.append(HeldSaves(load_ids, saves, adapter))
+
+    def adapter_changed(self, adapter: AdapterName) -> None:
+        """Drops what requests with this adapter have computed (P1)."""
+        self._drop([held for held in self._held if held.adapter == adapter], "adapter")
+        self._held = [held for held in self._held if held.adapter != adapter]
 
     def overwritten(self, fresh: set[int]) -> None:
         """Drops held blocks whose pages are reused before they could be saved (P1)."""

@@ -14,7 +14,15 @@ from kvdepot.engines.vllm.groups import Geometry
 from kvdepot.engines.vllm.loadplan import LeasedLoad, planned_blocks
 from kvdepot.engines.vllm.log import connector_logger, log_hit
 from kvdepot.engines.vllm.lookup import MISSES, PENDING, Hit, HitLimits, IdleTime, Lookup, Miss, Patience, Pending
-from kvdepot.engines.vllm.meta import Load, LoadReport, RankNamespaces, StepMetadata
+from kvdepot.engines.vllm.meta import (
+    AdapterName,
+    AdapterUse,
+    GroupBlocks,
+    Load,
+    LoadReport,
+    RankNamespaces,
+    StepMetadata,
+)
 from kvdepot.engines.vllm.namespaces import EngineNamespaces
 from kvdepot.engines.vllm.options import ConnectorOptions
 from kvdepot.engines.vllm.rank_reports import UntilAllRanks
@@ -102,6 +110,7 @@ class SchedulerSide:
         self._turns = Turns()
         self._rates = Rates()
         self._witnesses = Witnesses(ranks)
+        self._adapted: UntilAllRanks[bool] = UntilAllRanks(ranks)
         self._taint = Taint()
         self._waited = False
         self.kv_cache_manager: Any = None
@@ -144,7 +153,9 @@ class SchedulerSide:
             state = self._requests[request.request_id] = RequestState(request)
             lora = getattr(request, "lora_request", None)
             if lora is not None:
-                state.adapter = self._adapters.digest(lora) or None
+                adapter = self._adapters.find(lora)
+                state.adapter = adapter.digest or None
+                state.adapter_use = AdapterUse(lora.lora_name, lora.lora_path, lora.lora_int_id, adapter.files)
             state.ask = self._asks.read(getattr(request, "kv_transfer_params", None))
             if self._spans is not None:
                 state.trace = self._spans.request(request)
@@ -439,6 +450,7 @@ class SchedulerSide:
         # Needed even without a namespace: dumps of an earlier step may still read these pages.
         self._add_fresh_pages(step, output)
         self._saves.follow(output, self._requests)
+        step.adapters = self._adapters_of(output)
         if not self._namespaces.groups:
             if self._namespaces.misses_ranks():
                 self._namespaces.step_without_ranks()
@@ -449,7 +461,7 @@ class SchedulerSide:
             self._saves.overwritten(fresh)
         step.late_saves = self._saves.released()
         self._saves.overwritten(fresh)
-        saves, foreign = self._saves.complete(output, self._trusted()) if self._dumps else ({}, {})
+        saves, adapted, foreign = self._completed(output) if self._dumps else ({}, {}, {})
         if foreign:
             step.witness = self._next_load_id()
             self._witnesses.begin(step.witness, self._sharers(foreign, output))
@@ -459,7 +471,43 @@ class SchedulerSide:
             self._saves.hold(saves, doubtful)
         else:
             step.saves = saves
+        if adapted:
+            # Which files the workers compute with is known only afterwards: a replacement in place needs no step.
+            step.adapted = self._next_load_id()
+            self._adapted.begin(step.adapted, True)
+            for adapter, blocks in adapted.items():
+                self._saves.hold(blocks, doubtful | {step.adapted}, adapter)
         return step
+
+    def _adapters_of(self, output: "SchedulerOutput") -> list[AdapterUse]:
+        """Returns the adapters that a step computes with, for the workers to compare with their memory."""
+        if not self._adapters.used:
+            return []
+        states = (self._requests.get(name) for name in output.num_scheduled_tokens)
+        uses = (state.adapter_use for state in states if state is not None)
+        return list(dict.fromkeys(use for use in uses if use is not None))
+
+    def _completed(
+        self, output: "SchedulerOutput"
+    ) -> tuple[GroupBlocks, dict[AdapterName, GroupBlocks], dict[str, int]]:
+        """Returns the blocks that a step completes without an adapter, and with each; and as ``SavePlan.complete``."""
+        trusted = self._trusted()
+        if not self._adapters.used:
+            saves, foreign = self._saves.complete(output, trusted)
+            return saves, {}, foreign
+        groups: dict[AdapterName | None, dict[str, RequestState]] = {None: {}}
+        for name in output.num_scheduled_tokens:
+            if name in trusted:
+                groups.setdefault(trusted[name].adapter_name, {})[name] = trusted[name]
+        saves, foreign = self._saves.complete(output, groups[None])
+        adapted: dict[AdapterName, GroupBlocks] = {}
+        for adapter, requests in groups.items():
+            if adapter is not None:
+                blocks, others = self._saves.complete(output, requests)
+                foreign.update(others)
+                if blocks:
+                    adapted[adapter] = blocks
+        return saves, adapted, foreign
 
     def _sharers(self, foreign: Mapping[str, int], output: "SchedulerOutput") -> set[str]:
         """Returns the requests that use pages which another connector loads for others of the step.
@@ -539,9 +587,27 @@ class SchedulerSide:
         self._namespaces.answered(report.generation, report.weights)
         for load_id in report.failed:
             self._load_failed(load_id)
+        for adapter in report.changed_adapters:
+            self._adapter_changed(adapter)
         for load_id, ranks in report.done.items():
-            if self._witnesses.reported(load_id, ranks) or self._load_ended(load_id, ranks):
+            if (
+                self._adapted.reported(load_id, ranks)
+                or self._witnesses.reported(load_id, ranks)
+                or self._load_ended(load_id, ranks)
+            ):
                 self._saves.load_was_good(load_id)
+
+    def _adapter_changed(self, adapter: AdapterName) -> None:
+        """Gives up requests with an adapter of which a worker's memory has, or had, another version (P1).
+
+        vLLM's own cache may have KV of both under the hashes of this name and path, so later requests are given up too.
+        """
+        self._adapters.distrust(adapter, "a worker has computed with other files of it: give it another path")
+        self._saves.adapter_changed(adapter)
+        for state in self._requests.values():
+            if state.adapter_name == adapter:
+                state.adapter = None
+                state.drop_lookup()
 
     def _load_failed(self, load_id: int) -> None:
         load = self._running_loads.get(load_id)

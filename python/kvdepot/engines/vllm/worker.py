@@ -11,9 +11,10 @@ from kvdepot.engines.vllm.facts import draft_facts, engine_facts, names_weights
 from kvdepot.engines.vllm.groups import Geometry
 from kvdepot.engines.vllm.holdings import holding_of
 from kvdepot.engines.vllm.live import LiveWeights, caller_with
+from kvdepot.engines.vllm.loaded_adapters import LoadedAdapters
 from kvdepot.engines.vllm.loads import Loads
 from kvdepot.engines.vllm.log import connector_logger
-from kvdepot.engines.vllm.meta import LoadReport, RankNamespaces, StepMetadata
+from kvdepot.engines.vllm.meta import AdapterName, LoadReport, RankNamespaces, StepMetadata
 from kvdepot.engines.vllm.nodes import this_node
 from kvdepot.engines.vllm.options import ConnectorOptions
 from kvdepot.engines.vllm.ranks import is_last_stage, rank_number, this_rank
@@ -84,6 +85,8 @@ class WorkerSide:
         self._saves = Saves(self._stores, self._order, self.stats, spans)
         self._spans = spans
         self._weights = LiveWeights(None)
+        self._adapters = LoadedAdapters()
+        self._changed_adapters: set[AdapterName] = set()
         self._generation, self._version = 0, ""
         self._examined = 0
         self._moved: int | None = None
@@ -130,6 +133,8 @@ class WorkerSide:
             if self._spans is not None:
                 self._spans.rank = self._names.rank
             self._sampled = self._weights.sample()
+            if getattr(vllm_config, "lora_config", None) is not None:
+                self._adapters.watch(caller_with("get_model"))
             if may_sleep(vllm_config.model_config) and not sleep_hooks:
                 watch_sleep(caller_with("wake_up"), self.sleep, self.wake_up)
             self._open_stores(vllm_config, kv_cache_config, kv_caches)
@@ -346,6 +351,9 @@ class WorkerSide:
         self._handled_before = None
         if step.witness:
             self._witnesses.append(step.witness)
+        if step.adapted:
+            self._witnesses.append(step.adapted)
+        self._changed_adapters |= self._adapters.changed(step.adapters)
         self._timed = step.timed or self._timed
         self._loads.finish_before_forward()
         if broke_off:
@@ -382,7 +390,7 @@ class WorkerSide:
             self.finish_saves(self._open)
         self._ended_s = time.monotonic()
         report = self._loads.take_report()
-        if self._names_told and not self._witnesses and not self._timed:
+        if self._names_told and not self._witnesses and not self._timed and not self._changed_adapters:
             return report
         report = report or LoadReport()
         if not self._names_told:
@@ -390,6 +398,7 @@ class WorkerSide:
             report.ranks = [self._names]
         report.done.update(dict.fromkeys(self._witnesses, 1))
         report.timed = self._timed
+        report.changed_adapters, self._changed_adapters = self._changed_adapters, set()
         self._witnesses.clear()
         self._timed = 0
         return report

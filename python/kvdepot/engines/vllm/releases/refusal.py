@@ -24,6 +24,7 @@ REQUIRED = (
 BY_HAND = (
     "vllm.distributed.kv_transfer.kv_connector.factory:KVConnectorFactory._registry",
     "vllm.distributed.kv_transfer.kv_connector.factory:KVConnectorFactory.get_connector_class",
+    "vllm.lora.worker_manager:WorkerLoRAManager._load_adapter",
     "vllm.v1.kv_cache_interface:UniformTypeKVCacheSpecs.kv_cache_specs",
     "vllm.v1.worker.gpu.model_runner:GPUModelRunner.get_model",
     "vllm.v1.worker.gpu.model_runner:GPUModelRunner.speculator",
@@ -32,11 +33,12 @@ BY_HAND = (
     "vllm.v1.worker.gpu_worker:Worker.discard",
     "vllm.v1.worker.gpu_worker:Worker.sleep",
     "vllm.v1.worker.gpu_worker:Worker.wake_up",
+    "vllm.v1.worker.lora_model_runner_mixin:LoRAModelRunnerMixin.lora_manager",
 )
 """Names that the connector uses and that neither an import nor a type shows: they are listed here once.
 
-Through stack frames ``live`` finds the model's runner, ``releases.sleep`` the worker, and ``early`` the argument of the
-factory. A group of different layers is recognised by its attribute.
+Through stack frames ``live`` finds the model's runner, ``loaded_adapters`` its adapters, ``releases.sleep`` the worker,
+and ``early`` the argument of the factory. A group of different layers is recognised by its attribute.
 """
 
 
