@@ -42,7 +42,10 @@ NOT_VLLMS = {
 }
 """Names that probes look for in objects that are not vLLM's."""
 
-COME_LATER = {(release, "vllm.v1.worker.gpu_worker:Worker.discard") for release in ("0.29", "0.30")}
+COME_LATER = {
+    *((release, "vllm.v1.worker.gpu_worker:Worker.discard") for release in ("0.29", "0.30")),
+    *((release, "vllm.v1.worker.gpu_worker:Worker.reset_weights") for release in ("0.29", "0.30", "0.31")),
+}
 """Names without which the connector works in a release."""
 
 CONFIG = """

@@ -19,6 +19,7 @@ from kvdepot.engines.vllm.nodes import this_node
 from kvdepot.engines.vllm.options import ConnectorOptions
 from kvdepot.engines.vllm.ranks import is_last_stage, rank_number, this_rank
 from kvdepot.engines.vllm.releases.sleep import may_sleep, watch_sleep
+from kvdepot.engines.vllm.releases.updates import watch_updates
 from kvdepot.engines.vllm.saves import Saves
 from kvdepot.engines.vllm.selftest import self_test
 from kvdepot.engines.vllm.stats import DepotStats
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 logger = connector_logger()
 
 IDLE_S = 0.1
-"""Seconds of a pause between steps after which a sample of the weights is checked."""
+"""Seconds of a pause between steps after which a sample of the weights is checked, even without a known update."""
 
 NO_DEPOT_TO_PROVE = (
     "no depot answered when the engine allocated its KV cache, and the test of its layout would later write to pages "
@@ -90,6 +91,7 @@ class WorkerSide:
         self._generation, self._version = 0, ""
         self._examined = 0
         self._moved: int | None = None
+        self._updated = self._update_goes_on = False
         self._sampled = ""
         self._ended_s = 0.0
         self._asleep = self._stopped = False
@@ -133,6 +135,7 @@ class WorkerSide:
             if self._spans is not None:
                 self._spans.rank = self._names.rank
             self._sampled = self._weights.sample()
+            watch_updates(caller_with("wake_up"), self.weights_updated)
             if getattr(vllm_config, "lora_config", None) is not None:
                 self._adapters.watch(caller_with("get_model"))
             if may_sleep(vllm_config.model_config) and not sleep_hooks:
@@ -198,9 +201,16 @@ class WorkerSide:
         """Reports the weights in memory when asked, and switches to the namespaces of their version once known."""
         if step.examine and step.generation != self._examined:
             self._examined = step.generation
-            self._loads.report_weights(step.generation, self._names.rank, self._weights.digest())
+            self._updated = self._update_goes_on
+            # Weights that are still arriving have no digest, even if none has changed yet.
+            digest = "" if self._update_goes_on else self._weights.digest()
+            self._loads.report_weights(step.generation, self._names.rank, digest)
             self._sampled = self._weights.sample()
-        elif step.version is not None and self._moved is None and time.monotonic() - self._ended_s > IDLE_S:
+        elif (
+            step.version is not None
+            and self._moved is None
+            and (self._updated or time.monotonic() - self._ended_s > IDLE_S)
+        ):
             self._look_for_a_change(step.generation)
         if self._moved is not None and step.generation > self._moved:
             self._moved = None
@@ -212,15 +222,20 @@ class WorkerSide:
             self._version = step.version
             self._reopen_stores()
 
+    def weights_updated(self, goes_on: bool) -> None:
+        """Notes that vLLM's worker writes weights. ``goes_on``: others may follow until the next call."""
+        self._updated, self._update_goes_on = True, goes_on
+
     def _look_for_a_change(self, generation: int) -> None:
-        """Detects weights that were replaced without notice: an update takes longer than the time between two steps.
+        """Detects weights that were replaced without a reset: by vLLM's own methods, or found in a sample of them.
 
         What this step was to load belongs to other weights, and what it computes builds on KV of other weights, which
         vLLM still has in its own cache. Neither is used until a reset has cleared that (P1).
         """
         sampled = self._weights.sample()
-        if sampled == self._sampled:
+        if sampled == self._sampled and not self._updated:
             return
+        self._updated = self._update_goes_on
         self._sampled, self._moved = sampled, generation
         self._loads.report_moved(generation)
         self._refuse()

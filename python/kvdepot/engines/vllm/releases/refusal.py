@@ -31,14 +31,21 @@ BY_HAND = (
     "vllm.v1.worker.gpu_model_runner:GPUModelRunner.drafter",
     "vllm.v1.worker.gpu_model_runner:GPUModelRunner.get_model",
     "vllm.v1.worker.gpu_worker:Worker.discard",
+    "vllm.v1.worker.gpu_worker:Worker.finish_weight_update",
+    "vllm.v1.worker.gpu_worker:Worker.reload_weights",
+    "vllm.v1.worker.gpu_worker:Worker.reset_weights",
     "vllm.v1.worker.gpu_worker:Worker.sleep",
+    "vllm.v1.worker.gpu_worker:Worker.start_draft_weight_update",
+    "vllm.v1.worker.gpu_worker:Worker.start_weight_update",
+    "vllm.v1.worker.gpu_worker:Worker.update_weights",
     "vllm.v1.worker.gpu_worker:Worker.wake_up",
     "vllm.v1.worker.lora_model_runner_mixin:LoRAModelRunnerMixin.lora_manager",
 )
 """Names that the connector uses and that neither an import nor a type shows: they are listed here once.
 
-Through stack frames ``live`` finds the model's runner, ``loaded_adapters`` its adapters, ``releases.sleep`` the worker,
-and ``early`` the argument of the factory. A group of different layers is recognised by its attribute.
+Through stack frames ``live`` finds the model's runner, ``loaded_adapters`` its adapters, ``releases.sleep`` and
+``releases.updates`` the worker, and ``early`` the argument of the factory. A group of different layers is recognised by
+its attribute.
 """
 
 
