@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from kvdepot.engines.vllm.adapters import Adapters
 from kvdepot.engines.vllm.compute import ComputePoint
 from kvdepot.engines.vllm.drafts import Drafts
 from kvdepot.engines.vllm.groups import Geometry, Group
@@ -206,8 +207,10 @@ def scheduler(
     dumps: bool = True,
     drafts: Drafts | None = None,
     has_siblings: bool = False,
+    adapters: Adapters | None = None,
     **values: Any,
 ) -> SchedulerSide:
+    """``adapters``: by default those whose files are read at once."""
     side = SchedulerSide(
         depot,
         options(**values),
@@ -217,6 +220,7 @@ def scheduler(
         dumps=dumps,
         drafts=drafts,
         has_siblings=has_siblings,
+        adapters=adapters or Adapters(begin=lambda work: work()),
     )
     side.open_namespaces([found(rank, len(windows)) for rank in range(ranks)])
     return side

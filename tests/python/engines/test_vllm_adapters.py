@@ -1,15 +1,19 @@
 """LoRA adapters identified by content: one that was retrained in place is another one."""
 
 import os
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from engine_parts import BLOCK, FakeDepot, Step, request, scheduler
+from engine_parts import BLOCK, FakeDepot, Step, pages, request, scheduler
 
-from kvdepot.engines.vllm.adapters import Adapters
+from kvdepot.engines.vllm import adapters as adapters_module
+from kvdepot.engines.vllm.adapters import RUNNING_MAX, UNKNOWN, Adapters
 from kvdepot.engines.vllm.meta import LoadReport
+from kvdepot.engines.vllm.scheduler import ADAPTER_S
 
 
 def write(path: Path, values: bytes, name: str = "adapter_model.safetensors") -> Path:
@@ -24,7 +28,10 @@ def lora(path: Path, name: str = "sql") -> Any:
 
 
 def digest(adapters: Adapters, request: Any) -> bytes:
-    return adapters.find(request).digest
+    inquiry = adapters.ask(request)
+    inquiry.wait(60)
+    assert inquiry.found is not None
+    return inquiry.found.digest
 
 
 def test_the_content_names_an_adapter(tmp_path: Path) -> None:
@@ -123,3 +130,129 @@ def test_the_same_adapter_does_something_else_in_an_engine_with_other_options(tm
     options = [{}, {"target_modules": "q_proj"}, {"target_modules": "v_proj"}]
     assert len({digest(Adapters(some), one) for some in options}) == len(options)
     assert digest(Adapters({}), one) == digest(Adapters(), one)
+
+
+class Mount:
+    """A file system that hangs until it is back."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.is_back = threading.Event()
+        self.looks = 0
+        look = adapters_module.signature_of
+
+        def signature_of(directory: Path) -> Any:
+            self.looks += 1
+            self.is_back.wait()
+            return look(directory)
+
+        monkeypatch.setattr(adapters_module, "signature_of", signature_of)
+
+
+@pytest.fixture
+def mount(monkeypatch: pytest.MonkeyPatch) -> Iterator[Mount]:
+    made = Mount(monkeypatch)
+    yield made
+    made.is_back.set()
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    now = [100.0]
+    monkeypatch.setattr("kvdepot.engines.vllm.scheduler.time.monotonic", lambda: now[0])
+    return now
+
+
+def with_adapter(name: str, path: Path) -> Any:
+    made = request(name, 4 * BLOCK)
+    made.lora_request = lora(path)
+    return made
+
+
+def test_a_mount_that_hangs_delays_requests_with_its_adapters_for_a_while_and_no_others(
+    tmp_path: Path, mount: Mount, clock: list[float]
+) -> None:
+    path = write(tmp_path / "a", b"weights")
+    side = scheduler(FakeDepot(units=9), adapters=Adapters())
+    first, second = with_adapter("first", path), with_adapter("second", path)
+    side.new_request(first)
+    assert side.match(first, 0) == (None, False)
+    assert side.match(request("plain", 4 * BLOCK), 0)[0]
+    clock[0] += ADAPTER_S + 1
+    assert side.match(first, 0) == (0, False)
+    assert side.match(second, 0) == (0, False), "one after the other would wait"
+    side.allocated(first, pages([1, 2, 3, 4]), 0)
+    step = side.build_step(Step().starts("first", 0, 2 * BLOCK, [1, 2, 3, 4]).output())
+    assert (step.saves, step.adapted) == ({}, 0)
+    assert [use.files for use in step.adapters] == [b""]
+
+    inquiry = side._requests["second"].inquiry
+    assert inquiry is not None
+    mount.is_back.set()
+    inquiry.wait(60)
+    later = with_adapter("later", path)
+    side.new_request(later)
+    pending = side._requests["later"].inquiry
+    if pending is not None:
+        pending.wait(60)
+    assert side.match(later, 0)[0]
+    step = side.build_step(Step().goes_on("first", 2 * BLOCK, 1, ([1, 2, 3, 4],)).output())
+    side.reported(LoadReport(done={step.adapted: 1}))
+    assert side.build_step(Step().output()).late_saves[0].pages == [1, 2], "the answer came before it ended"
+
+
+def test_the_first_request_with_an_adapter_waits_for_its_digest(tmp_path: Path, mount: Mount) -> None:
+    side = scheduler(FakeDepot(units=9), adapters=Adapters())
+    req = with_adapter("r", write(tmp_path / "a", b"weights"))
+    assert side.match(req, 0) == (None, False)
+    inquiry = side._requests["r"].inquiry
+    assert inquiry is not None
+    mount.is_back.set()
+    inquiry.wait(60)
+    assert side.match(req, 0)[0]
+
+
+def test_requests_that_do_not_need_the_files_do_not_wait_for_them(tmp_path: Path, mount: Mount) -> None:
+    side = scheduler(FakeDepot(units=9), adapters=Adapters(), loads=False)
+    assert side.match(with_adapter("r", write(tmp_path / "a", b"weights")), 0) == (0, False)
+
+
+def test_a_mount_that_hangs_takes_one_thread_for_each_adapter_and_not_too_many(tmp_path: Path, mount: Mount) -> None:
+    work: list[Any] = []
+    adapters = Adapters(begin=work.append)
+    paths = [write(tmp_path / str(number), b"weights") for number in range(RUNNING_MAX + 1)]
+    asked = [adapters.ask(lora(path)) for path in paths for _ in range(3)]
+    assert len(work) == RUNNING_MAX
+    assert [inquiry.found for inquiry in asked[-3:]] == [UNKNOWN] * 3
+    mount.is_back.set()
+    for begun in work:
+        begun()
+    assert all(inquiry.found and inquiry.found.digest for inquiry in asked[:-3])
+    assert adapters.ask(lora(paths[-1])).found is None, "there is room again"
+
+
+def test_a_request_that_comes_during_a_look_gets_one_that_began_after_it(tmp_path: Path) -> None:
+    work: list[Any] = []
+    path, adapters = write(tmp_path / "a", b"first"), Adapters(begin=work.append)
+    before = adapters.ask(lora(path))
+    after = adapters.ask(lora(path))
+    assert after is not before
+    assert adapters.ask(lora(path)) is after
+    work.pop()()
+    assert before.found == after.found != UNKNOWN
+
+
+def test_an_adapter_is_not_trusted_again_by_a_look_that_had_begun(tmp_path: Path) -> None:
+    work: list[Any] = []
+    path, adapters = write(tmp_path / "a", b"first"), Adapters(begin=work.append)
+    inquiry = adapters.ask(lora(path))
+    adapters.distrust(("sql", str(path)), "a worker has said so")
+    work.pop()()
+    assert inquiry.found == adapters.ask(lora(path)).found == UNKNOWN
+
+
+def test_without_another_thread_an_adapter_is_unknown(tmp_path: Path) -> None:
+    def refuse(_work: Any) -> None:
+        raise RuntimeError("can't start new thread")
+
+    adapters = Adapters(begin=refuse)
+    assert digest(adapters, lora(write(tmp_path / "a", b"first"))) == b""

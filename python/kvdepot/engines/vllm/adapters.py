@@ -7,13 +7,16 @@ after every restart (P1). So keys of requests with an adapter include a digest o
 import hashlib
 import json
 import os
-from collections.abc import Mapping, Sequence
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvdepot.engines.adapter_files import adapter_files, content_digest
 from kvdepot.engines.vllm.log import connector_logger
+from kvdepot.engines.vllm.meta import AdapterName
 from kvdepot.engines.weights import local_directory
 from kvdepot.publish.terms import EVENT_HASH_BYTES
 
@@ -23,6 +26,9 @@ if TYPE_CHECKING:
 logger = connector_logger()
 
 KEY_BYTES = 16
+
+RUNNING_MAX = 16
+"""Adapters that are looked at at a time: as many threads hang with a mount. The files of others count as unreadable."""
 
 Signature = tuple[tuple[str, int, int, int], ...]
 """Of each file of an adapter: name, size, and the times of the last change of content and of inode."""
@@ -46,25 +52,101 @@ class Adapter:
 UNKNOWN = Adapter()
 
 
-class Adapters:
-    """Digests of the adapters that an engine's requests name."""
+class Inquiry:
+    """A look at an adapter's files, by another thread.
 
-    def __init__(self, options: Mapping[str, str] | None = None) -> None:
+    Attributes:
+        begun_s: when it began, or the one that it follows: one that hangs makes nobody wait anew.
+        found: the adapter; ``None`` until it is known.
+        following: an inquiry for requests that came after this one began, which might have missed a later change.
+    """
+
+    def __init__(self, begun_s: float, found: Adapter | None = None) -> None:
+        self.begun_s = begun_s
+        self.found = found
+        self.following: Inquiry | None = None
+        self._over = threading.Event()
+
+    def end(self, found: Adapter) -> None:
+        """Sets what was found."""
+        self.found = found
+        self._over.set()
+
+    def wait(self, timeout_s: float) -> None:
+        """Waits for the answer, for a limited time."""
+        if self.found is None:
+            self._over.wait(timeout_s)
+
+
+def begin_thread(work: Callable[[], None]) -> None:
+    """Begins work that may never end: nothing waits for it, not even the end of the process."""
+    threading.Thread(target=work, name="kvdepot-adapter", daemon=True).start()
+
+
+class Adapters:
+    """Digests of the adapters that an engine's requests name.
+
+    The files may be on a mount that hangs, and the scheduler's thread serves all requests, so threads of their own read
+    them: one for each adapter that is being looked at.
+    """
+
+    def __init__(
+        self, options: Mapping[str, str] | None = None, begin: Callable[[Callable[[], None]], None] = begin_thread
+    ) -> None:
         """Starts without an adapter. ``options``: those of the engine that change what an adapter does."""
         self._options = json.dumps(dict(options), sort_keys=True).encode() if options else b""
-        self._known: dict[tuple[str, str], Adapter] = {}
+        self._begin = begin
+        self._lock = threading.Lock()
+        self._known: dict[AdapterName, Adapter] = {}
+        self._running: dict[AdapterName, Inquiry] = {}
         self.used = False
         """Whether a request has named an adapter."""
 
-    def find(self, lora: "LoRARequest") -> Adapter:
-        """Returns the adapter; its digest is empty if its KV must not be loaded or stored."""
+    def ask(self, lora: "LoRARequest") -> Inquiry:
+        """Begins to look at an adapter's files, without waiting for anything."""
         self.used = True
         name = (lora.lora_name, lora.lora_path)
-        known = self._known.get(name)
-        if known is not None and not known.digest:
-            return known
+        now_s = time.monotonic()
+        with self._lock:
+            if self._known.get(name) == UNKNOWN:
+                return Inquiry(now_s, UNKNOWN)
+            if (running := self._running.get(name)) is not None:
+                running.following = running.following or Inquiry(running.begun_s)
+                return running.following
+            if len(self._running) >= RUNNING_MAX:
+                return Inquiry(now_s, UNKNOWN)
+            inquiry = self._running[name] = Inquiry(now_s)
         try:
-            directory = adapter_directory(lora.lora_path)
+            self._begin(lambda: self._answer(name, inquiry))
+        except RuntimeError as error:  # no more threads
+            logger.warning("kvdepot: the files of LoRA adapter %r from %s cannot be read: %s", *name, error)
+            with self._lock:
+                del self._running[name]
+            inquiry.end(UNKNOWN)
+        return inquiry
+
+    def _answer(self, name: AdapterName, inquiry: Inquiry | None) -> None:
+        """Ends an inquiry, and those that follow it."""
+        while inquiry is not None:
+            found = self._look(name)
+            with self._lock:
+                following = inquiry.following
+                if following is None:
+                    del self._running[name]
+                else:
+                    following.begun_s = time.monotonic()
+                    self._running[name] = following
+            inquiry.end(found)
+            inquiry = following
+
+    def _look(self, name: AdapterName) -> Adapter:
+        """Returns the adapter; its digest is empty if its KV must not be loaded or stored."""
+        with self._lock:
+            known = self._known.get(name)
+        if known == UNKNOWN:
+            return UNKNOWN
+        try:
+            directory = adapter_directory(name[1])
             signature = signature_of(directory)
             if known is not None and known.signature == signature:
                 return known
@@ -72,7 +154,7 @@ class Adapters:
             if self._options:
                 digest = hashlib.sha256(digest + self._options).digest()
             written_meanwhile = signature_of(directory) != signature
-        except OSError as error:
+        except Exception as error:  # noqa: BLE001 - whatever a hub's library or a file system raises
             # Not permanent: a hub's adapter may arrive with the first request, and a file system may come back.
             logger.warning("kvdepot: the files of LoRA adapter %r from %s cannot be read: %s", *name, error)
             return UNKNOWN
@@ -82,15 +164,17 @@ class Adapters:
             self.distrust(name, "its files have changed while the engine runs: give a changed adapter another path")
             return UNKNOWN
         files = known.files if known is not None else name_of(directory, signature)
-        self._known[name] = Adapter(signature, digest, files)
-        return self._known[name]
+        with self._lock:
+            if self._known.get(name) != UNKNOWN:
+                self._known[name] = Adapter(signature, digest, files)
+            return self._known[name]
 
-    def distrust(self, name: tuple[str, str], why: str) -> None:
+    def distrust(self, name: AdapterName, why: str) -> None:
         """Excludes an adapter until the engine ends. Logged once."""
-        if self._known.get(name) == UNKNOWN:
-            return
-        logger.warning("kvdepot: KV of LoRA adapter %r from %s is not loaded or stored: %s", *name, why)
-        self._known[name] = UNKNOWN
+        with self._lock:
+            known, self._known[name] = self._known.get(name), UNKNOWN
+        if known != UNKNOWN:
+            logger.warning("kvdepot: KV of LoRA adapter %r from %s is not loaded or stored: %s", *name, why)
 
 
 def adapter_directory(path: str) -> Path:

@@ -33,7 +33,7 @@ MISSES = {
     "weights": "the weights are in doubt, or stale",
     "off": "the connector is off",
     "role": "the engine only stores, by its kv_role",
-    "adapter": "the files of its LoRA adapter are not to be trusted",
+    "adapter": "the files of its LoRA adapter are not to be trusted, or could not be read in time",
     "failed": "a load of it has failed, so it is computed",
     "asked": "the request itself asked for it",
     "remote": "another engine has computed it, and another connector loads it",

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from kvdepot.engines.vllm.adapters import block_keys, is_key_list_of, with_adapter
+from kvdepot.engines.vllm.adapters import Inquiry, block_keys, is_key_list_of, with_adapter
 from kvdepot.engines.vllm.asks import Ask
 from kvdepot.engines.vllm.lookup import Lookup, Miss
 from kvdepot.engines.vllm.meta import AdapterName, AdapterUse
@@ -37,6 +37,7 @@ class RequestState:
         miss_counted: whether it is counted as a miss.
         load_failed: a load of this request has failed once; from now on it is computed, whatever the depot has (P2).
         adapter: digest of its LoRA adapter; ``None`` = unknown, and nothing of the request is loaded or stored.
+        inquiry: look at the adapter's files that has not ended when the request was last asked about; else ``None``.
         adapter_use: what the workers are told of the adapter; ``None`` = the request has none.
         ask: the request's own limits for loading and storing.
         trace: what its spans share; ``None`` = this process has no tracer provider.
@@ -60,6 +61,7 @@ class RequestState:
     load_failed: bool = False
     logged: bool = False
     adapter: bytes | None = b""
+    inquiry: Inquiry | None = None
     adapter_use: AdapterUse | None = None
     keys: list[bytes] = field(default_factory=list)
     ask: Ask = field(default_factory=Ask)
@@ -84,6 +86,14 @@ class RequestState:
     def adapter_name(self) -> AdapterName | None:
         """The adapter whose change ends all use of the request's KV."""
         return self.adapter_use[:2] if self.adapter_use is not None else None
+
+    def follow_inquiry(self) -> None:
+        """Takes the answer to the inquiry, if there is one. Until then the request has no keys, so it may come late."""
+        if self.inquiry is None or self.adapter_use is None or (found := self.inquiry.found) is None:
+            return
+        self.inquiry = None
+        self.adapter, self.adapter_use = found.digest or None, self.adapter_use._replace(files=found.files)
+        self.keys.clear()
 
     def drop_lookup(self) -> None:
         """Drops the lookup and its leases."""

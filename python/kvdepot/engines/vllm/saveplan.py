@@ -73,10 +73,12 @@ class SavePlan:
             if state is None:
                 continue
             before_foreign = self._start(state, computed[request_id]) if request_id in starting else None
-            if state.adapter is None or state.request.num_prompt_tokens < self._threshold:
+            if state.request.num_prompt_tokens < self._threshold:
                 continue
             if before_foreign is not None:
                 foreign[request_id] = before_foreign
+            if state.adapter is None:
+                continue
             self._complete_request(state, computed[request_id] + new_tokens, saves)
             if self._keeps_states:
                 self._complete_states(output, state, saves)

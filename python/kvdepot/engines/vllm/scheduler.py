@@ -48,6 +48,9 @@ logger = connector_logger()
 DECODE_TOKENS_MAX = 16
 """A running request with at most this many tokens in a step, including speculated ones, decodes; else it prefills."""
 
+ADAPTER_S = 5.0
+"""Seconds that a request waits for the digest of its LoRA adapter, since its files began to be read; others go on."""
+
 MISS_RECHECK_S = 0.5
 """Seconds until the depot is asked again for a request that missed; vLLM matches a waiting request at every step."""
 
@@ -153,9 +156,9 @@ class SchedulerSide:
             state = self._requests[request.request_id] = RequestState(request)
             lora = getattr(request, "lora_request", None)
             if lora is not None:
-                adapter = self._adapters.find(lora)
-                state.adapter = adapter.digest or None
-                state.adapter_use = AdapterUse(lora.lora_name, lora.lora_path, lora.lora_int_id, adapter.files)
+                state.adapter, state.inquiry = None, self._adapters.ask(lora)
+                state.adapter_use = AdapterUse(lora.lora_name, lora.lora_path, lora.lora_int_id, files=b"")
+                state.follow_inquiry()
             state.ask = self._asks.read(getattr(request, "kv_transfer_params", None))
             if self._spans is not None:
                 state.trace = self._spans.request(request)
@@ -176,6 +179,8 @@ class SchedulerSide:
             self._waited = True
             return None, False
         now_s = time.monotonic()
+        if self._waits_for_adapter(state, now_s):
+            return None, False
         # Asked first, so that requests that wait cost no call of the depot.
         if self._still_shares(state, now_s) or not self._follow_local_hit(state, local_tokens):
             return None, False
@@ -198,6 +203,18 @@ class SchedulerSide:
         state.drop_lookup()
         state.waits_since_s = None
         return 0, False
+
+    def _waits_for_adapter(self, state: RequestState, now_s: float) -> bool:
+        """Returns whether a request is not scheduled yet, because its keys depend on files that are being read."""
+        if state.inquiry is None:
+            return False
+        state.follow_inquiry()
+        if state.inquiry is None or self._namespaces.why_closed() or self._refusal(state) != "adapter":
+            return False
+        if now_s - state.inquiry.begun_s > ADAPTER_S:
+            return False
+        state.inquiry.wait(self._idle.take_ms() / 1e3)
+        return True
 
     def _follow_local_hit(self, state: RequestState, local_tokens: int) -> bool:
         """Adapts a lookup to what vLLM has itself by now. Returns false if that has to wait for another step.
@@ -324,13 +341,13 @@ class SchedulerSide:
             return "remote"
         if not self._loads:
             return "role"
-        if state.adapter is None:
-            return "adapter"
         if state.load_failed:
             return "failed"
         if getattr(request, "skip_reading_prefix_cache", False) or state.ask.load_tokens_max == 0:
             return "asked"
-        return "short" if request.num_prompt_tokens < self._options.persist_token_threshold else ""
+        if request.num_prompt_tokens < self._options.persist_token_threshold:
+            return "short"
+        return "adapter" if state.adapter is None else ""
 
     # Loads.
 
@@ -483,9 +500,14 @@ class SchedulerSide:
         """Returns the adapters that a step computes with, for the workers to compare with their memory."""
         if not self._adapters.used:
             return []
-        states = (self._requests.get(name) for name in output.num_scheduled_tokens)
-        uses = (state.adapter_use for state in states if state is not None)
-        return list(dict.fromkeys(use for use in uses if use is not None))
+        uses: dict[AdapterUse, None] = {}
+        for name in output.num_scheduled_tokens:
+            state = self._requests.get(name)
+            if state is not None:
+                state.follow_inquiry()
+                if state.adapter_use is not None:
+                    uses[state.adapter_use] = None
+        return list(uses)
 
     def _completed(
         self, output: "SchedulerOutput"
@@ -606,7 +628,7 @@ class SchedulerSide:
         self._saves.adapter_changed(adapter)
         for state in self._requests.values():
             if state.adapter_name == adapter:
-                state.adapter = None
+                state.adapter = state.inquiry = None
                 state.drop_lookup()
 
     def _load_failed(self, load_id: int) -> None:
