@@ -7,7 +7,10 @@ A phase names what it does in ``do``, a method of ``Run``:
   ``settle`` (the depot's socket: what a batch dumped is in files before the next batch), ``until_cached`` (again
   until the first prompt had that hit: an answer that is late is a miss), ``adapter``
   (number and path), ``kv_transfer_params``, ``cache_salt``, ``images`` (a seed for each prompt), ``embeddings`` (the
-  prompts are embeddings and not tokens), ``answers_of`` (each prompt goes on with its answer in that phase)
+  prompts are embeddings and not tokens), ``answers_of`` (each prompt goes on with its answer in that phase),
+  ``answers`` (or with these)
+- ``replace_adapter``: as ``generate``; when the first prompt has ``after`` tokens of its answer, the adapter at path
+  ``by`` replaces its adapter in place
 - ``embed``: ``name``, ``prompts``, of a pooling model: ``embeddings`` and ``cached``
 - ``train_adapter``: a LoRA adapter of ``seed`` is written to ``path``
 - ``score``: ``name``, ``prompts``, ``tokens`` (the answers): by how much their tokens are less likely than the best
@@ -221,7 +224,8 @@ class Run:
         if phase.get("embeddings"):
             width = self.llm.llm_engine.model_config.get_hidden_size()
             prompts = [as_embeddings(parts, width) for parts in phase["prompts"]]
-        for one, answer in zip(prompts, self.results.get(phase.get("answers_of"), {}).get("tokens", ()), strict=False):
+        answers = phase.get("answers") or self.results.get(phase.get("answers_of"), {}).get("tokens", ())
+        for one, answer in zip(prompts, answers, strict=False):
             one["prompt_token_ids"] += answer
         params = phase.get("kv_transfer_params")
         sampling = SamplingParams(
@@ -247,6 +251,23 @@ class Run:
             "cached": [output.num_cached_tokens for output in outputs],
             "finish": [output.outputs[0].finish_reason for output in outputs],
         }
+
+    def replace_adapter(self, phase: dict[str, Any]) -> None:
+        from vllm import SamplingParams
+        from vllm.lora.request import LoRARequest
+
+        engine, adapter = self.llm.llm_engine, adapter_of(phase)
+        sampling = SamplingParams(temperature=0, max_tokens=phase["max_tokens"], ignore_eos=True)
+        for index, parts in enumerate(phase["prompts"]):
+            engine.add_request(f"{phase['name']}-{index}", prompt(parts), sampling, lora_request=adapter)
+        answers: dict[str, list[int]] = {}
+        first, is_replaced = f"{phase['name']}-0", False
+        while engine.has_unfinished_requests():
+            answers.update({output.request_id: list(output.outputs[0].token_ids) for output in engine.step()})
+            if not is_replaced and len(answers.get(first, ())) >= phase["after"]:
+                is_replaced = True
+                engine.add_lora(LoRARequest(adapter.lora_name, adapter.lora_int_id, phase["by"], load_inplace=True))
+        self.results[phase["name"]] = {"tokens": [answers[name] for name in sorted(answers)]}
 
     def embed(self, phase: dict[str, Any]) -> None:
         outputs = self.llm.embed([prompt(parts) for parts in phase["prompts"]], use_tqdm=False)

@@ -107,3 +107,20 @@ def test_of_two_adapters_the_one_that_was_retrained_loses_its_hits_alone(real_la
     for run in (first, second):
         assert run["retrained"]["tokens"] == plain["retrained"]["tokens"]
     assert second["retrained again"]["tokens"] == plain["retrained"]["tokens"]
+
+
+def test_what_an_adapter_computes_that_replaced_another_in_place_is_not_stored_as_that_one_s(real_lab: Lab) -> None:
+    """Under requests that run. The next engine reads what the first adapter computed, and no more."""
+    one, other = (str(real_lab.root / name) for name in ("one", "other"))
+    after = 48
+    mixed = {**with_adapter("mixed", 1, one), "do": "replace_adapter", "max_tokens": 160, "by": other, "after": after}
+    flush = {"do": "generate", "name": "flush", "prompts": PROMPTS[:1], "max_tokens": 2}
+    first = real_lab.run("llama", [train(one, 1), train(other, 2), mixed, flush], engine=ENGINE)
+    assert "a worker has computed with other files of it" in first.log
+    goes_on = {**with_adapter("goes on", 3, one), "answers": first["mixed"]["tokens"]}
+    plain = real_lab.run("llama", [goes_on], connector=None, engine=ENGINE)
+    second = real_lab.run("llama", [goes_on], engine=ENGINE)
+    lengths = [sum(count for _, count, *_ in parts) for parts in PROMPTS]
+    assert any(second["goes on"]["cached"])
+    assert all(found <= length + after for found, length in zip(second["goes on"]["cached"], lengths, strict=True))
+    assert second["goes on"]["tokens"] == plain["goes on"]["tokens"]
