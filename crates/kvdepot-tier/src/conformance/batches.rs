@@ -7,7 +7,7 @@ use std::time::Instant;
 use kvdepot_core::{BlockKey, BlockLayout, ErrorKind, NamespaceSpec, Result};
 use kvdepot_io::SlotBuf;
 
-use super::tools::{Bench, answer, spec};
+use super::tools::{Bench, Waiting, answer, spec};
 use crate::{Fetched, Presence, ReadItem, Tier, WriteItem, Written};
 
 /// Begins one batch of reads. Returns their results, in the batch's order.
@@ -193,4 +193,38 @@ pub(super) fn an_advance_hides_what_was_before_it_is_done(tier: Arc<dyn Tier>) {
     assert_ne!(bench.peek(1), Presence::Present);
     assert_eq!(Bench::answer(&read[0]).expect("a read"), Fetched::Miss);
     Bench::answer(&end).expect("a new epoch");
+}
+
+/// Calls about one namespace may end in any order; after those that succeed, it is open in the last epoch.
+pub(super) fn openings_and_resets_of_one_namespace_may_overlap(tier: Arc<dyn Tier>) {
+    let mut bench = Bench::new(tier);
+    let spec = Arc::new(bench.spec.clone());
+    for n in 0..10 {
+        let begun = [false, true, false, true].map(|is_reset| {
+            let (done, end) = answer();
+            match is_reset {
+                true => bench.tier.advance_epoch(&spec, 0, Bench::soon(), done),
+                false => bench.tier.open_namespace(&spec, 0, Bench::soon(), done),
+            }
+            end
+        });
+        let (mut last, mut is_busy) = (0, false);
+        for end in &begun {
+            match Bench::answer(end) {
+                Ok(epoch) => last = last.max(epoch),
+                Err(error) => {
+                    assert_eq!(error.kind(), ErrorKind::Busy, "{error}");
+                    is_busy = true;
+                }
+            }
+        }
+        if is_busy {
+            // A tier may refuse a call that another one overtakes; whoever is refused asks again.
+            last = bench.tier.open_and_wait(&spec, last).expect("it opens after all others");
+        }
+        assert!(last > bench.epoch, "a reset begins a new epoch: {last} after {}", bench.epoch);
+        bench.epoch = last;
+        assert_eq!(bench.write(n).expect("a write in the last epoch"), Written::New, "epoch {last}");
+        assert!(bench.read_is_right(n));
+    }
 }

@@ -37,6 +37,7 @@ pub fn check(make: &dyn Fn() -> Arc<dyn Tier>) {
     batches::a_batch_after_its_deadline_is_a_timeout_for_each(make());
     batches::removed_means_not_found_and_free_to_write(make());
     batches::many_namespaces_open_and_advance_at_once(make());
+    batches::openings_and_resets_of_one_namespace_may_overlap(make());
     batches::an_advance_hides_what_was_before_it_is_done(make());
     basics::closed_and_opened_again_all_is_there(make());
     shapes::blocks_of_every_size(make());

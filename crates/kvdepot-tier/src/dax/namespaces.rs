@@ -68,17 +68,10 @@ impl Opening<'_> {
 impl Shared {
     /// Makes a namespace unreachable until a new epoch is stored; returns the number of this request.
     fn close(&self, spec: &Arc<NamespaceSpec>, at_least: u32) -> u64 {
-        let root = spec.root();
         let mut state = self.lock();
         state.requests += 1;
         let request = state.requests;
-        if let Some(id) = state.roots.remove(&root) {
-            state.spaces.remove(&id);
-        }
-        let wanted =
-            state.wanted.entry(root).or_insert_with(|| Wanted { spec: Arc::clone(spec), at_least, request });
-        wanted.at_least = wanted.at_least.max(at_least);
-        wanted.request = request;
+        state.want(spec, at_least, request);
         request
     }
 
@@ -93,7 +86,11 @@ impl Shared {
         let root = spec.root();
         let mut epochs = self.epochs.lock();
         let (wanted, request) = {
-            let state = self.lock();
+            let mut state = self.lock();
+            if let Some(request) = advance {
+                // Whoever stored an epoch since the request was made, for another call, has opened the namespace.
+                state.want(spec, at_least, request);
+            }
             let wanted = state.wanted.get(&root);
             // Of several resets the last one opens the namespace.
             (wanted.map(|wanted| wanted.at_least), advance.or(wanted.map(|wanted| wanted.request)))

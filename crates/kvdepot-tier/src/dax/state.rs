@@ -279,6 +279,18 @@ impl Shared {
 }
 
 impl State {
+    /// Closes a namespace until a new epoch is stored for this request, or for a later one.
+    pub(super) fn want(&mut self, spec: &Arc<NamespaceSpec>, at_least: u32, request: u64) {
+        let root = spec.root();
+        if let Some(id) = self.roots.remove(&root) {
+            self.spaces.remove(&id);
+        }
+        let new = || Wanted { spec: Arc::clone(spec), at_least, request };
+        let wanted = self.wanted.entry(root).or_insert_with(new);
+        wanted.at_least = wanted.at_least.max(at_least);
+        wanted.request = wanted.request.max(request);
+    }
+
     /// Makes a removal end when nothing on the medium names the block any more. Returns whether something names it now.
     pub(super) fn wait_cleared(&mut self, key: &BlockKey, removal: &Arc<Removal>) -> bool {
         let units = self.slots.naming(key);

@@ -25,13 +25,13 @@ type Hung = (Arc<Scripted>, Bench, Sender<()>, Vec<End>);
 type Rule = dyn Fn(MediumCall) -> Result<()> + Send + Sync;
 
 /// A medium in memory whose rule can be changed.
-struct Scripted {
+pub(crate) struct Scripted {
     memory: MemoryMedium,
     rule: Arc<Mutex<Option<Arc<Rule>>>>,
 }
 
 impl Scripted {
-    fn new(bytes: usize) -> Self {
+    pub(crate) fn new(bytes: usize) -> Self {
         Self { memory: MemoryMedium::new(vec![0; bytes]), rule: Arc::default() }
     }
 
@@ -50,21 +50,21 @@ impl Scripted {
         Arc::new(DaxTier::open_on(config, self.medium()).unwrap())
     }
 
-    fn open(&self) -> Arc<DaxTier> {
+    pub(crate) fn open(&self) -> Arc<DaxTier> {
         self.open_with(|_| {})
     }
 
-    fn set(&self, rule: impl Fn(MediumCall) -> Result<()> + Send + Sync + 'static) {
+    pub(crate) fn set(&self, rule: impl Fn(MediumCall) -> Result<()> + Send + Sync + 'static) {
         *self.rule.lock().unwrap() = Some(Arc::new(rule));
     }
 
-    fn clear(&self) {
+    pub(crate) fn clear(&self) {
         *self.rule.lock().unwrap() = None;
     }
 
     /// Makes calls of this kind wait; returns the receiver that reports their beginning, and the sender that lets them
     /// continue.
-    fn hold(
+    pub(crate) fn hold(
         &self,
         is_held: impl Fn(MediumCall) -> bool + Send + Sync + 'static,
     ) -> (Receiver<()>, Sender<()>) {

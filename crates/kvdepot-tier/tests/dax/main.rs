@@ -9,6 +9,7 @@ mod faults;
 mod hangs;
 mod leases;
 mod namespaces;
+mod overlaps;
 mod shared;
 mod verify;
 mod writeback;
