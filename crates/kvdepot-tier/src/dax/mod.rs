@@ -144,6 +144,10 @@ impl Tier for DaxTier {
         self.opening(spec, at_least, deadline, done).advance();
     }
 
+    fn close_namespace(&self, root: NamespaceId) {
+        self.shared.close_namespace(root);
+    }
+
     fn peek(&self, keys: &[BlockKey], out: &mut Vec<Presence>) {
         out.clear();
         for keys in keys.chunks(PIECE) {

@@ -10,7 +10,7 @@ use kvdepot_io::IoEngine;
 
 use super::epochs::{Change, Epochs};
 use super::layout::EpochRecord;
-use super::state::{Shared, Space, Wanted};
+use super::state::{Shared, Wanted};
 use crate::{BlockingCalls, Done};
 
 /// A call that opens a namespace or moves it.
@@ -38,9 +38,10 @@ impl Opening<'_> {
 
     fn begin(self, advance: Option<u64>) {
         let deadline = self.deadline.min(Instant::now() + self.shared.config.open_wait);
-        let (shared, spec, at_least) = (Arc::clone(self.shared), Arc::clone(self.spec), self.at_least);
-        let engine = Arc::downgrade(self.engine);
+        let (spec, at_least) = (Arc::clone(self.spec), self.at_least);
+        let (pending, engine) = (Pending::begin(self.shared, spec.root()), Arc::downgrade(self.engine));
         let work = move || {
+            let shared = &pending.shared;
             let (epoch, past) = shared.move_to(&spec, at_least, advance)?;
             if let (Some(engine), Some(past)) = (engine.upgrade(), past) {
                 shared.retire(&engine, past);
@@ -65,7 +66,31 @@ impl Opening<'_> {
     }
 }
 
+/// A call that opens a namespace or moves it, until it has no effect any more: it may outlast its answer.
+struct Pending {
+    shared: Arc<Shared>,
+    root: NamespaceId,
+}
+
+impl Pending {
+    fn begin(shared: &Arc<Shared>, root: NamespaceId) -> Self {
+        shared.lock().begin_call(root);
+        Self { shared: Arc::clone(shared), root }
+    }
+}
+
+impl Drop for Pending {
+    fn drop(&mut self) {
+        self.shared.lock().end_call(self.root);
+    }
+}
+
 impl Shared {
+    /// See [`crate::Tier::close_namespace`].
+    pub(super) fn close_namespace(&self, root: NamespaceId) {
+        self.lock().close(root);
+    }
+
     /// Makes a namespace unreachable until a new epoch is stored; returns the number of this request.
     fn close(&self, spec: &Arc<NamespaceSpec>, at_least: u32) -> u64 {
         let mut state = self.lock();
@@ -115,9 +140,7 @@ impl Shared {
         // A later request wants another epoch: what this one stored is returned to its caller, but nobody opens it.
         if state.wanted.get(&root).map(|wanted| wanted.request) == request {
             state.wanted.remove(&root);
-            let id = spec.id(epoch);
-            state.roots.insert(root, id);
-            state.spaces.insert(id, Space { spec: Arc::clone(spec), epoch });
+            state.open(spec, epoch);
         }
         let past = stored.filter(|(past, _)| *past != epoch).map(|(past, _)| spec.id(past));
         Ok((epoch, past))
@@ -138,7 +161,7 @@ impl Shared {
         Ok(())
     }
 
-    /// Forgets namespaces that have no blocks and that nobody has opened since the start, until a new one has a place.
+    /// Forgets namespaces that have no blocks and are not open, until a new one has a place.
     fn make_place(&self, epochs: &mut Epochs) -> Result<()> {
         while epochs.is_full() {
             let forgotten = {
@@ -159,9 +182,8 @@ impl Shared {
     /// Closes a namespace that is open in an epoch other than the one about to be stored.
     fn out_of_reach(&self, root: NamespaceId, next: &EpochRecord) {
         let mut state = self.lock();
-        if let Some(id) = state.roots.get(&root).copied().filter(|id| *id != next.id) {
-            state.roots.remove(&root);
-            state.spaces.remove(&id);
+        if state.roots.get(&root).is_some_and(|id| *id != next.id) {
+            state.take_out(root);
         }
     }
 }

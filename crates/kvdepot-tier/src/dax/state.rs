@@ -3,7 +3,8 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 
-use hashbrown::HashMap;
+use hashbrown::hash_map::Entry;
+use hashbrown::{HashMap, HashSet};
 use kvdepot_core::limits::TIER_EVENTS_MAX;
 use kvdepot_core::{BlockKey, Error, ErrorKind, NamespaceId, NamespaceSpec, Result};
 use kvdepot_io::mapped::Medium;
@@ -67,6 +68,10 @@ pub(super) struct State {
     waiting: HashMap<u32, Vec<Arc<Removal>>>,
     pub(super) wanted: HashMap<NamespaceId, Wanted>,
     pub(super) requests: u64,
+    /// Number of calls for each namespace that open or move it and may still have an effect.
+    calls: HashMap<NamespaceId, usize>,
+    /// Namespaces that were closed since the last of those calls began, or since the reset that is still to be stored.
+    closed: HashSet<NamespaceId>,
     pub(super) is_retrying: bool,
     pub(super) is_stopping: bool,
     events: Events,
@@ -121,6 +126,8 @@ impl Shared {
             waiting: HashMap::new(),
             wanted: HashMap::new(),
             requests: 0,
+            calls: HashMap::new(),
+            closed: HashSet::new(),
             is_retrying: false,
             is_stopping: false,
             events: Events::default(),
@@ -282,13 +289,59 @@ impl State {
     /// Closes a namespace until a new epoch is stored for this request, or for a later one.
     pub(super) fn want(&mut self, spec: &Arc<NamespaceSpec>, at_least: u32, request: u64) {
         let root = spec.root();
-        if let Some(id) = self.roots.remove(&root) {
-            self.spaces.remove(&id);
-        }
+        self.take_out(root);
         let new = || Wanted { spec: Arc::clone(spec), at_least, request };
         let wanted = self.wanted.entry(root).or_insert_with(new);
         wanted.at_least = wanted.at_least.max(at_least);
         wanted.request = wanted.request.max(request);
+    }
+
+    /// Opens a namespace in the epoch that is stored, unless it was closed meanwhile.
+    pub(super) fn open(&mut self, spec: &Arc<NamespaceSpec>, epoch: u32) {
+        let (root, id) = (spec.root(), spec.id(epoch));
+        if !self.closed.contains(&root) {
+            self.roots.insert(root, id);
+            self.spaces.insert(id, Space { spec: Arc::clone(spec), epoch });
+        }
+        self.forget_close(root);
+    }
+
+    /// Closes a namespace, also for calls that have not ended.
+    pub(super) fn close(&mut self, root: NamespaceId) {
+        self.take_out(root);
+        self.closed.insert(root);
+        self.forget_close(root);
+    }
+
+    /// Takes a namespace out of those that are open.
+    pub(super) fn take_out(&mut self, root: NamespaceId) {
+        if let Some(id) = self.roots.remove(&root) {
+            self.spaces.remove(&id);
+        }
+    }
+
+    /// Notes that a call begins that opens a namespace or moves it.
+    pub(super) fn begin_call(&mut self, root: NamespaceId) {
+        *self.calls.entry(root).or_default() += 1;
+        self.closed.remove(&root);
+    }
+
+    /// Notes that such a call has no effect any more.
+    pub(super) fn end_call(&mut self, root: NamespaceId) {
+        if let Entry::Occupied(mut calls) = self.calls.entry(root) {
+            *calls.get_mut() -= 1;
+            if *calls.get() == 0 {
+                calls.remove();
+            }
+        }
+        self.forget_close(root);
+    }
+
+    /// Forgets that a namespace was closed if nothing could open it.
+    fn forget_close(&mut self, root: NamespaceId) {
+        if !self.calls.contains_key(&root) && !self.wanted.contains_key(&root) {
+            self.closed.remove(&root);
+        }
     }
 
     /// Makes a removal end when nothing on the medium names the block any more. Returns whether something names it now.

@@ -73,6 +73,37 @@ fn new_namespaces_take_the_places_of_those_without_blocks() {
     }
 }
 
+/// However many namespaces come and go, those that are closed and have no blocks take no place.
+#[test]
+fn closed_namespaces_make_room() {
+    let medium = MemoryMedium::new(vec![0; BYTES]);
+    let tier = open(&medium);
+    let has_block = |n: u64| n.is_multiple_of(50);
+    let mut epochs = Vec::new();
+    for n in 0..4 * PLACES {
+        let bench = bench(&tier, n);
+        if has_block(n) {
+            bench.write_all(1);
+            bench.drain();
+        }
+        epochs.push(bench.epoch);
+        tier.close_namespace(bench.spec.root());
+        assert!(bench.read(0).is_err() && bench.write(0).is_err(), "namespace {n} is closed");
+    }
+    let check = |tier: &Arc<DaxTier>| {
+        for (n, epoch) in (0..).zip(&epochs) {
+            let bench = bench(tier, n);
+            assert!(bench.epoch >= *epoch, "namespace {n}: epoch {} after {epoch}", bench.epoch);
+            assert_eq!(bench.read_is_right(0), has_block(n), "namespace {n}");
+            assert!(!has_block(n) || bench.epoch == *epoch);
+            tier.close_namespace(bench.spec.root());
+        }
+    };
+    check(&tier);
+    drop(tier);
+    check(&open(&medium));
+}
+
 #[test]
 fn a_crash_at_any_write_brings_nothing_back() {
     let medium = full();

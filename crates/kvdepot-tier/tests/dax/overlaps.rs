@@ -114,3 +114,57 @@ fn a_reset_that_fails_after_an_opening_is_tried_again() {
         until("a reset is tried again", || (2..6).any(|epoch| at(&tier, spec, epoch).write(0).is_ok()));
     }
 }
+
+#[test]
+fn a_namespace_that_is_closed_before_it_is_open_stays_closed() {
+    let script = Scripted::new(4 << 20);
+    let tier = script.open();
+    let hung = namespace("hangs");
+    let (first, let_go) = hang(&script, &tier, &hung);
+    let [waits, reset, opened_again] = ["waits", "is reset", "is opened again"].map(namespace);
+    let ends = [begin_open(&tier, &waits), begin_advance(&tier, &reset), begin_open(&tier, &opened_again)];
+    for spec in [&hung, &waits, &reset, &opened_again] {
+        tier.close_namespace(spec.root());
+    }
+    let last = begin_open(&tier, &opened_again);
+    drop(let_go);
+    Bench::answer(&first).unwrap();
+    let epochs = ends.map(|end| Bench::answer(&end).unwrap());
+    Bench::answer(&last).unwrap();
+    for (spec, epoch) in [(&hung, 0), (&waits, epochs[0]), (&reset, epochs[1])] {
+        let error = at(&tier, spec, epoch).write(0).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::NotFound, "{error}");
+        assert_eq!(tier.open_and_wait(spec, 0).unwrap(), epoch);
+        assert_eq!(at(&tier, spec, epoch).write(0).unwrap(), Written::New);
+    }
+    assert_eq!(at(&tier, &opened_again, epochs[2]).write(0).unwrap(), Written::New);
+}
+
+#[test]
+fn a_reset_of_what_was_closed_meanwhile_is_stored_and_opens_nothing() {
+    let script = Scripted::new(4 << 20);
+    let tier = script.open();
+    let spec = namespace("one");
+    assert_eq!(tier.open_and_wait(&spec, 0).unwrap(), 0);
+    script.set(|call| match call {
+        MediumCall::Write { .. } => Err(Error::new(ErrorKind::Io, "a fault for a test")),
+        _ => Ok(()),
+    });
+    assert!(tier.advance_and_wait(&spec, 0).is_err());
+    tier.close_namespace(spec.root());
+    let (count, counted) = channel();
+    let count = Mutex::new(count);
+    script.set(move |call| {
+        if call == MediumCall::Persist {
+            count.lock().unwrap().send(()).unwrap();
+        }
+        Ok(())
+    });
+    // Both copies of the epoch.
+    (0..2).for_each(|_| counted.recv_timeout(crate::dax_media::HANG).unwrap());
+    script.clear();
+    // The end of this opening is behind that of the reset.
+    tier.open_and_wait(&namespace("other"), 0).unwrap();
+    assert_eq!(at(&tier, &spec, 1).write(0).unwrap_err().kind(), ErrorKind::NotFound);
+    assert_eq!(tier.open_and_wait(&spec, 0).unwrap(), 1, "the reset is stored");
+}
