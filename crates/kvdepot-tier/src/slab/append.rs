@@ -15,6 +15,7 @@ use super::log::{Group, Log};
 use super::medium::pages;
 use super::recycle;
 use super::state::{Answers, Appended, PIECE, Record, Shared, State};
+use super::syncs::Mark;
 use crate::{Written, format};
 
 /// The most bytes of records in a group; a single record may exceed it.
@@ -59,6 +60,8 @@ type Moved = (BlockKey, Known, Place);
 pub(super) fn run(shared: &Shared, mut log: Log) {
     // A medium that accepts no blocks costs one segment, not one after another.
     let (mut failures, mut passed_over) = (0, false);
+    // From before the first group of the open segment that this tier writes.
+    let mut began = shared.medium.mark();
     loop {
         match shared.next_step(&mut log) {
             Step::Write(batch) => {
@@ -72,12 +75,13 @@ pub(super) fn run(shared: &Shared, mut log: Log) {
                 }
                 if failures >= FAILURES_MAX && !passed_over {
                     (failures, passed_over) = (0, true);
-                    shared.roll(&mut log);
+                    shared.roll(&mut log, began);
                 }
             }
-            Step::Roll => shared.roll(&mut log),
+            Step::Roll => shared.roll(&mut log, began),
             Step::Begin => {
-                if let Err(error) = shared.begin_segment(&mut log) {
+                began = shared.medium.mark();
+                if let Err(error) = shared.begin_segment(&mut log, began) {
                     tracing::warn!(%error, "a segment cannot be started: waiting writes fail, and nothing is evicted");
                     log.restart();
                     shared.fail_pending(&error);
@@ -89,7 +93,7 @@ pub(super) fn run(shared: &Shared, mut log: Log) {
         shared.rest();
     }
     if !shared.config.durable
-        && let Err(error) = shared.sync()
+        && let Err(error) = shared.sync(began)
     {
         tracing::warn!(%error, "a Slab tier's last blocks may be missing after a power loss");
     }
@@ -106,8 +110,9 @@ pub(super) fn run_sync(shared: &Shared) {
             }
             shared.sync.wait(&mut state);
         }
+        let mark = state.commit.first().map_or_else(|| shared.medium.mark(), |group| group.mark);
         drop(state);
-        let outcome = shared.sync();
+        let outcome = shared.sync(mark);
         let mut answers = Answers::new();
         let mut state = shared.lock();
         let groups = match &outcome {
@@ -127,10 +132,10 @@ pub(super) fn run_sync(shared: &Shared) {
 }
 
 impl Shared {
-    fn sync(&self) -> Result<()> {
+    fn sync(&self, since: Mark) -> Result<()> {
         // Relaxed: figures that order nothing, here and below.
         self.counters.syncs.fetch_add(1, Ordering::Relaxed);
-        self.volume().sync()
+        self.medium.sync(since)
     }
 
     /// After a failure: pauses instead of retrying removals over and over when nothing else is to be written.
@@ -210,12 +215,12 @@ impl Shared {
             entries.push(Entry { key, pages: (buf.len() as u64 / PAGE) as u32, tag });
             bufs.push(buf);
         }
-        let ordinal = log.ordinal();
+        let (ordinal, mark) = (log.ordinal(), self.medium.mark());
         let (group, outcome) = self.write_group(log, entries, &mut bufs);
         // The slots are released before anybody is notified.
         drop(bufs);
         let records = tokens.into_iter().map(|(at, key, token)| (key, token, group.places[at])).collect();
-        let appended = Appended { sequence: log.sequence(), ordinal, records, removals };
+        let appended = Appended { sequence: log.sequence(), ordinal, mark, records, removals };
         let (written, mut answers) = (outcome.is_ok(), Answers::new());
         let mut state = self.lock();
         state.failing = !written;
@@ -248,8 +253,8 @@ impl Shared {
         (group, outcome)
     }
 
-    /// Ends the open segment and moves on to the next one of the ring.
-    fn roll(&self, log: &mut Log) {
+    /// Ends the open segment, which was begun at this mark, and moves on to the next one of the ring.
+    fn roll(&self, log: &mut Log, began: Mark) {
         // Everything in the segment must be on the medium before its footer says so, and before the next segment is
         // overwritten.
         let mut state = self.lock();
@@ -259,7 +264,7 @@ impl Shared {
         }
         let doubt = state.doubt.take();
         drop(state);
-        if doubt.is_some() || self.sync().is_err() {
+        if doubt.is_some() || self.sync(began).is_err() {
             log.doubt();
         }
         if let Some((offset, footer)) = log.footer() {
@@ -280,12 +285,12 @@ impl Shared {
     ///
     /// The medium records the start of the new segment before any block is evicted: otherwise a start would find those
     /// blocks, although they may have been removed in the meantime.
-    fn begin_segment(&self, log: &mut Log) -> Result<()> {
+    fn begin_segment(&self, log: &mut Log, began: Mark) -> Result<()> {
         let segment = log.next_segment();
         let blocks = self.lock().index.of_segment(segment, usize::MAX);
         let moved = self.rewrite(log, &recycle::keep(log.shape(), blocks))?;
         if self.config.durable {
-            self.sync()?;
+            self.sync(began)?;
             log.synced(log.sequence(), log.ordinal());
         }
         for moved in moved.chunks(PIECE) {

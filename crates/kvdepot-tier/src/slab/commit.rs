@@ -27,6 +27,11 @@ impl<T> Commit<T> {
         self.waiting.push_back(group);
     }
 
+    /// Returns the group that was written first.
+    pub(super) fn first(&self) -> Option<&T> {
+        self.waiting.front()
+    }
+
     /// Begins a sync if something waits and no sync is running.
     pub(super) fn begin(&mut self) -> bool {
         let begins = self.covered.is_none() && !self.waiting.is_empty();

@@ -11,6 +11,7 @@ use super::codec::{MediumId, PAGE, size};
 use super::config::SlabConfig;
 use super::shape::Shape;
 use super::superblock::{Superblock, decide};
+use super::syncs::{Mark, Syncs};
 use super::table::{self, Row};
 use crate::blank;
 use crate::media::{MediumFacts, MediumKind};
@@ -21,6 +22,7 @@ pub(super) struct Medium {
     pub(super) volume: Arc<dyn Volume>,
     pub(super) id: MediumId,
     pub(super) shape: Shape,
+    syncs: Arc<Syncs>,
 }
 
 /// Reads bytes at an offset.
@@ -39,6 +41,20 @@ pub(super) fn pages(pages: AlignedBuf) -> IoBuf {
 }
 
 impl Medium {
+    pub(super) fn new(volume: Arc<dyn Volume>, id: MediumId, shape: Shape) -> Self {
+        Self { volume, id, shape, syncs: Arc::default() }
+    }
+
+    /// See [`Syncs::mark`].
+    pub(super) fn mark(&self) -> Mark {
+        self.syncs.mark()
+    }
+
+    /// See [`Syncs::sync`].
+    pub(super) fn sync(&self, since: Mark) -> Result<()> {
+        self.syncs.sync(&*self.volume, since)
+    }
+
     /// Checks what a volume is, and formats it if it is blank.
     pub(super) fn open(volume: Arc<dyn Volume>, config: &SlabConfig) -> Result<Self> {
         let at = |error: Error, volume: &Arc<dyn Volume>| error.with("path", volume.path().display());
@@ -48,7 +64,7 @@ impl Medium {
                     // A copy of a medium may have holes.
                     volume.allocate(volume.bytes()).map_err(|e| at(e, &volume))?;
                 }
-                let medium = Self { volume, id, shape };
+                let medium = Self::new(volume, id, shape);
                 medium.repair_superblocks();
                 Ok(medium)
             }
@@ -62,19 +78,24 @@ impl Medium {
             // An existing file may have holes.
             volume.allocate(config.capacity_bytes.max(volume.bytes()))?;
         }
-        let medium = Self { volume, id: kvdepot_io::random::id(), shape };
+        let medium = Self::new(volume, kvdepot_io::random::id(), shape);
         // In this order: a medium whose first page is blank has neither blocks nor epochs.
         medium.store_rows(1, &[])?;
         for copy in [1, 0] {
-            medium.write_superblock(copy)?;
-            medium.volume.sync()?;
+            medium.store_superblock(copy)?;
         }
         Ok(medium)
     }
 
-    fn write_superblock(&self, copy: u64) -> Result<()> {
+    fn store_superblock(&self, copy: u64) -> Result<()> {
         let superblock = Superblock { id: self.id, shape: self.shape };
-        self.volume.write_at(&[pages(superblock.encode())], Shape::superblock_at(copy))
+        self.write_and_sync(superblock.encode(), Shape::superblock_at(copy))
+    }
+
+    fn write_and_sync(&self, bytes: AlignedBuf, at: u64) -> Result<()> {
+        let mark = self.mark();
+        self.volume.write_at(&[pages(bytes)], at)?;
+        self.sync(mark)
     }
 
     /// Rewrites a superblock that is not what it should be.
@@ -86,7 +107,7 @@ impl Medium {
                 continue;
             }
             tracing::warn!(path = %self.volume.path().display(), copy, "a superblock is damaged and written again");
-            if let Err(error) = self.write_superblock(copy).and_then(|()| self.volume.sync()) {
+            if let Err(error) = self.store_superblock(copy) {
                 tracing::warn!(%error, "a superblock cannot be written: the other one counts");
             }
         }
@@ -136,9 +157,7 @@ impl Medium {
     }
 
     fn store_copy(&self, copy: u64, number: u64, rows: &[Row]) -> Result<()> {
-        let table = pages(table::encode(self.id, number, rows));
-        self.volume.write_at(&[table], self.shape.table_at(copy))?;
-        self.volume.sync()
+        self.write_and_sync(table::encode(self.id, number, rows), self.shape.table_at(copy))
     }
 }
 

@@ -25,6 +25,7 @@ mod spaces;
 mod state;
 mod stats;
 mod superblock;
+mod syncs;
 mod table;
 mod writer;
 

@@ -59,6 +59,7 @@ struct Life {
 impl Medium {
     /// Reads what is on the medium, before anything is written there.
     pub(super) fn recover(&self) -> Result<Recovered> {
+        let mark = self.mark();
         let (table, rows) = self.rows()?;
         let Replayed { index, open, torn, .. } = self.replay(&rows, Unproven::Begun)?;
         let log = match open {
@@ -73,7 +74,7 @@ impl Medium {
             }
         };
         // What counts from now on must survive a power loss too: after a mere crash it may never have been synced.
-        self.volume.sync()?;
+        self.sync(mark)?;
         Ok(Recovered { index, log, table, rows, torn })
     }
 

@@ -55,7 +55,7 @@ impl SlabSource {
         let at = |error: Error| error.with("path", volume.path().display());
         let Some(Superblock { id, shape }) = decide(found.0, found.1).map_err(at)? else { return Ok(None) };
         check_length(&*volume, &shape).map_err(at)?;
-        let medium = Medium { volume, id, shape };
+        let medium = Medium::new(volume, id, shape);
         Ok(Some(Self { medium, in_use, layouts: Mutex::new(HashMap::new()) }))
     }
 

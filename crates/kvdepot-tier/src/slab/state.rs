@@ -25,6 +25,7 @@ use super::index::{Index, Place};
 use super::medium::Medium;
 use super::spaces::Spaces;
 use super::stats::SlabStats;
+use super::syncs::Mark;
 use crate::compression::Transform;
 use crate::{Done, TierEvents, Written};
 
@@ -54,6 +55,8 @@ pub(super) struct Inflight {
 pub(super) struct Appended {
     pub(super) sequence: u64,
     pub(super) ordinal: u32,
+    /// A moment before it was written.
+    pub(super) mark: Mark,
     pub(super) records: Vec<(BlockKey, u64, Place)>,
     pub(super) removals: Vec<BlockKey>,
 }

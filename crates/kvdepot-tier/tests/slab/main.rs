@@ -12,3 +12,4 @@ mod media;
 mod returns;
 #[path = "../common/sysfs.rs"]
 mod sysfs;
+mod writeback;
