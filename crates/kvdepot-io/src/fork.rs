@@ -181,6 +181,16 @@ pub(crate) mod testing {
             Self { pid, hold: Some(hold), said }
         }
 
+        /// Returns the signal that ended the child, which is told to end by itself.
+        pub(crate) fn killed_by(&mut self) -> Option<i32> {
+            self.hold = None;
+            let mut status = 0;
+            // SAFETY: waits for the child that this object forked.
+            let waited = unsafe { libc::waitpid(self.pid, &raw mut status, 0) };
+            assert_eq!(waited, self.pid);
+            libc::WIFSIGNALED(status).then(|| libc::WTERMSIG(status))
+        }
+
         pub(crate) fn said(&mut self) -> u8 {
             let mut byte = [0];
             self.said.read_exact(&mut byte).unwrap();

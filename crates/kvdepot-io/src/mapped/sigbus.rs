@@ -6,14 +6,22 @@
 //! reports an error. Other faults go to the previous handler.
 
 use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicUsize, Ordering};
 
 use kvdepot_core::{Error, ErrorKind, Result};
+use rustix::fs::MemfdFlags;
+use rustix::process::{Resource, getrlimit};
 
-use crate::fork::OfProcess;
+use crate::fork::{OfProcess, Private};
 
 /// The largest number of guarded mappings at a time.
 const REGIONS_MAX: usize = 64;
+/// The largest number of faults in a mapping that are handled: more than there are threads that touch it at the moment of its
+/// loss. Beyond that its replacement faults, too.
+const FAULTS_MAX: usize = 4096;
+/// No descriptor.
+const NONE: i32 = -1;
 
 /// A sequence lock, written by one guard at a time. No other lock is involved: another thread could hold it while the
 /// process forks, and the child would wait for it forever.
@@ -26,7 +34,10 @@ struct Region {
     bytes: AtomicUsize,
     /// Whether its owner writes there.
     is_writable: AtomicBool,
+    /// What replaces it: a file of zeros in memory, or `NONE` for memory of no file.
+    zeros: AtomicI32,
     lost: AtomicBool,
+    faults: AtomicUsize,
 }
 
 impl Region {
@@ -37,7 +48,9 @@ impl Region {
             start: AtomicUsize::new(0),
             bytes: AtomicUsize::new(0),
             is_writable: AtomicBool::new(false),
+            zeros: AtomicI32::new(NONE),
             lost: AtomicBool::new(false),
+            faults: AtomicUsize::new(0),
         }
     }
 
@@ -69,6 +82,7 @@ extern "C" fn forget_in_child() {
         region.bytes.store(0, Ordering::SeqCst);
         // Even, although the parent may have been changing it.
         region.version.store(0, Ordering::SeqCst);
+        region.zeros.store(NONE, Ordering::SeqCst);
         region.lost.store(false, Ordering::SeqCst);
         region.is_taken.store(false, Ordering::SeqCst);
     }
@@ -84,11 +98,37 @@ const INSTALLED: i32 = -1;
 /// Code of a signal that warns of bad memory which nobody has touched.
 const BUS_MCEERR_AO: i32 = 5;
 
+/// A sparse file of zeros in memory.
+#[derive(Debug)]
+struct Zeros {
+    // Declared before the descriptor: see `Private`.
+    _private: Private,
+    file: OwnedFd,
+}
+
+impl Zeros {
+    /// Makes a file of this length. It takes memory for the pages that are touched only.
+    fn new(bytes: usize) -> Result<Self> {
+        let failed = |error: rustix::io::Errno| {
+            Error::io("cannot make a file in memory", error.into()).with("bytes", bytes)
+        };
+        // The signal for a file that is too long would end the process.
+        if getrlimit(Resource::Fsize).current.is_some_and(|most| most < bytes as u64) {
+            return Err(failed(rustix::io::Errno::FBIG));
+        }
+        let file = rustix::fs::memfd_create(c"kvdepot-lost", MemfdFlags::CLOEXEC).map_err(failed)?;
+        rustix::fs::ftruncate(&file, bytes as u64).map_err(failed)?;
+        Ok(Self { _private: Private::of(file.as_fd()), file })
+    }
+}
+
 /// A guarded mapping. Drop it before its memory is unmapped.
 #[derive(Debug)]
 pub(super) struct Guard {
     // In a child of `fork` the region is not this guard's any more.
     region: OfProcess<usize>,
+    /// Closed after the region is free.
+    zeros: Option<Zeros>,
 }
 
 impl Guard {
@@ -98,10 +138,22 @@ impl Guard {
         install()?;
         let take = |region: &Region| !region.is_taken.swap(true, Ordering::SeqCst);
         if let Some(number) = REGIONS.iter().position(take) {
-            REGIONS[number].lost.store(false, Ordering::SeqCst);
-            REGIONS[number].is_writable.store(is_writable, Ordering::SeqCst);
-            REGIONS[number].set(start, bytes);
-            return Ok(Self { region: OfProcess::new(number) });
+            let zeros = is_writable.then(|| Zeros::new(bytes)).and_then(|zeros| {
+                let complain = |error: &Error| {
+                    tracing::warn!(
+                        %error,
+                        "if a mapped medium loses pages, the process ends unless it may allocate as much memory"
+                    );
+                };
+                zeros.inspect_err(complain).ok()
+            });
+            let region = &REGIONS[number];
+            region.lost.store(false, Ordering::SeqCst);
+            region.faults.store(0, Ordering::SeqCst);
+            region.is_writable.store(is_writable, Ordering::SeqCst);
+            region.zeros.store(zeros.as_ref().map_or(NONE, |zeros| zeros.file.as_raw_fd()), Ordering::SeqCst);
+            region.set(start, bytes);
+            return Ok(Self { region: OfProcess::new(number), zeros });
         }
         Err(Error::new(ErrorKind::Unsupported, "a process maps at most 64 media")
             .with("regions_max", REGIONS_MAX))
@@ -118,6 +170,8 @@ impl Drop for Guard {
     fn drop(&mut self) {
         if let Some(&number) = self.region.get() {
             REGIONS[number].set(0, 0);
+            REGIONS[number].zeros.store(NONE, Ordering::SeqCst);
+            drop(self.zeros.take());
             REGIONS[number].is_taken.store(false, Ordering::SeqCst);
         }
     }
@@ -192,8 +246,17 @@ extern "C" fn on_sigbus(signal: i32, info: *mut libc::siginfo_t, context: *mut l
         }
         // Set before the pages are replaced, so that every reader of the new zeros finds the mark.
         region.lost.store(true, Ordering::SeqCst);
-        // Memory that nobody writes is not charged to the process, whose limits may be lower than the medium's size.
+        if region.faults.fetch_add(1, Ordering::SeqCst) >= FAULTS_MAX {
+            break;
+        }
+        // Neither a file nor memory that nobody writes is charged to the process as a whole, whose limits may be lower than the
+        // medium's size.
         let write = if region.is_writable.load(Ordering::SeqCst) { libc::PROT_WRITE } else { 0 };
+        let zeros = region.zeros.load(Ordering::SeqCst);
+        let kind = match zeros {
+            NONE => libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
+            _ => libc::MAP_SHARED,
+        };
         // SAFETY: replaces a mapping that its owner guards and does not unmap before the guard is dropped. It replaces
         // all of it, because a device's mapping cannot be split at any page.
         let replaced = unsafe {
@@ -201,8 +264,8 @@ extern "C" fn on_sigbus(signal: i32, info: *mut libc::siginfo_t, context: *mut l
                 start as *mut libc::c_void,
                 bytes,
                 libc::PROT_READ | write,
-                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED | libc::MAP_NORESERVE,
-                -1,
+                kind | libc::MAP_FIXED,
+                zeros,
                 0,
             )
         };
@@ -234,6 +297,8 @@ extern "C" fn on_sigbus(signal: i32, info: *mut libc::siginfo_t, context: *mut l
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)] // a failing test panics
+
+    use std::os::unix::fs::MetadataExt;
 
     use super::*;
     use crate::fork::testing::{Child, ONE_AT_A_TIME};
@@ -297,9 +362,18 @@ mod tests {
         assert!(!guard.is_lost());
     }
 
-    /// As with `vm.overcommit_memory=2`: a medium may be larger than what its reader may allocate.
+    /// As with `vm.overcommit_memory=2`: a medium may be larger than what its user may allocate.
     #[test]
     fn lost_pages_of_a_reader_are_replaced_although_it_may_allocate_no_memory() {
+        check_without_memory(false);
+    }
+
+    #[test]
+    fn lost_pages_of_a_writer_are_replaced_although_it_may_allocate_no_memory() {
+        check_without_memory(true);
+    }
+
+    fn check_without_memory(is_writable: bool) {
         let _alone = ONE_AT_A_TIME.lock();
         let bytes = 1 << 20;
         let file = tempfile::NamedTempFile::new().unwrap();
@@ -307,21 +381,70 @@ mod tests {
         let mut child = Child::fork(|| {
             let limit = rustix::process::Rlimit { current: Some(0), maximum: Some(0) };
             let is_limited = rustix::process::setrlimit(rustix::process::Resource::Data, limit).is_ok();
-            // SAFETY: a new mapping at an address that the kernel chooses.
-            let start = unsafe {
-                let (protection, flags) = (rustix::mm::ProtFlags::READ, rustix::mm::MapFlags::SHARED);
-                rustix::mm::mmap(std::ptr::null_mut(), bytes, protection, flags, &file, 0)
-            };
-            let Ok(start) = start else { return 0 };
-            let Ok(guard) = Guard::new(start as usize, bytes, false) else { return 0 };
+            let Some((start, guard)) = guarded(file.as_file(), bytes, is_writable) else { return 0 };
             if !is_limited || file.as_file().set_len(0).is_err() {
                 return 0;
             }
-            // SAFETY: mapped above. The handler replaces its lost pages, or ends this child.
-            let read = unsafe { start.cast::<u8>().read_volatile() };
-            u8::from(read == 0 && guard.is_lost())
+            // SAFETY: `guarded` has mapped it, to be written if `is_writable`. The handler replaces its lost pages, or ends
+            // this child.
+            let (first, last) = unsafe {
+                if is_writable {
+                    start.add(bytes - 1).write_volatile(7);
+                }
+                (start.read_volatile(), start.add(bytes - 1).read_volatile())
+            };
+            u8::from(first == 0 && (last == 7) == is_writable && guard.is_lost())
         });
         assert_eq!(child.said(), 1);
+    }
+
+    /// Maps a file and guards it. Allocates nothing.
+    fn guarded(file: &std::fs::File, bytes: usize, is_writable: bool) -> Option<(*mut u8, Guard)> {
+        use rustix::mm::{MapFlags, ProtFlags, mmap};
+        let write = if is_writable { ProtFlags::WRITE } else { ProtFlags::empty() };
+        // SAFETY: a new mapping at an address that the kernel chooses.
+        let start = unsafe {
+            mmap(std::ptr::null_mut(), bytes, ProtFlags::READ | write, MapFlags::SHARED, file, 0).ok()?
+        };
+        Some((start.cast(), Guard::new(start as usize, bytes, is_writable).ok()?))
+    }
+
+    /// As if no memory were left for the pages of the replacement: the handler must not replace them for ever.
+    #[test]
+    fn a_replacement_that_faults_ends_the_process() {
+        let _alone = ONE_AT_A_TIME.lock();
+        let bytes = 1 << 20;
+        let file = tempfile::NamedTempFile::new().unwrap();
+        file.as_file().set_len(bytes as u64).unwrap();
+        let mut child = Child::fork(|| {
+            // SAFETY: ends this child if it hangs.
+            unsafe { libc::alarm(60) };
+            let Some((start, guard)) = guarded(file.as_file(), bytes, true) else { return 0 };
+            let cut = |zeros: &Zeros| rustix::fs::ftruncate(&zeros.file, 0).is_ok();
+            if !guard.zeros.as_ref().is_some_and(cut) || file.as_file().set_len(0).is_err() {
+                return 0;
+            }
+            // SAFETY: mapped above. The handler ends this child.
+            unsafe { start.read_volatile() }
+        });
+        assert_eq!(child.killed_by(), Some(libc::SIGBUS));
+    }
+
+    #[test]
+    fn a_guard_that_is_dropped_leaves_no_descriptor() {
+        let guard = Guard::new(0x60_0000_0000, 0x1000, true).unwrap();
+        let number = guard.zeros.as_ref().unwrap().file.as_raw_fd();
+        let of = |fd: &str| {
+            std::fs::metadata(format!("/proc/self/fd/{fd}")).map(|meta| (meta.dev(), meta.ino())).ok()
+        };
+        let zeros = of(&number.to_string());
+        let is_open = || {
+            let mut all = std::fs::read_dir("/proc/self/fd").unwrap().map(|fd| fd.unwrap().file_name());
+            all.any(|fd| of(fd.to_str().unwrap()) == zeros)
+        };
+        assert!(zeros.is_some() && is_open());
+        drop(guard);
+        assert!(!is_open());
     }
 
     /// With the length of another mapping at this start, the handler would replace memory of strangers.
@@ -333,7 +456,7 @@ mod tests {
             scope.spawn(|| {
                 for n in 0..200_000 {
                     let (start, bytes) = RANGES[n % 2];
-                    drop(Guard::new(start, bytes, true).unwrap());
+                    drop(Guard::new(start, bytes, false).unwrap());
                 }
                 is_over.store(true, Ordering::SeqCst);
             });
