@@ -1,6 +1,6 @@
 //! Advances of epochs that this depot makes itself, so that it doesn't take them for another depot's.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 
 use kvdepot_core::machine::NamespaceHandle;
 use parking_lot::Mutex;
@@ -17,9 +17,6 @@ struct State {
     /// Counts beginnings and ends.
     clock: u64,
     own: HashMap<NamespaceHandle, Own>,
-    /// Namespaces whose last advance some tier has not stored. Such a tier may be in a later epoch, with blocks from before
-    /// the advance.
-    owed: HashSet<NamespaceHandle>,
 }
 
 #[derive(Debug, Default)]
@@ -54,21 +51,6 @@ impl Advances {
             (own.under_way, own.last) = (own.under_way + 1, now);
         }
         Advance { advances: self, namespaces: namespaces.to_vec() }
-    }
-
-    /// Notes whether a tier has missed the last advance of a namespace.
-    pub(crate) fn set_owed(&self, namespace: NamespaceHandle, is_owed: bool) {
-        let mut state = self.0.lock();
-        if is_owed {
-            state.owed.insert(namespace);
-        } else {
-            state.owed.remove(&namespace);
-        }
-    }
-
-    /// Returns whether a tier has missed the last advance of a namespace.
-    pub(crate) fn is_owed(&self, namespace: NamespaceHandle) -> bool {
-        self.0.lock().owed.contains(&namespace)
     }
 
     /// Marks this moment. What the caller reads afterwards is compared with it.

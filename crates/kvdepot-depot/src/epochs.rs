@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::RecvTimeoutError;
 use hashbrown::HashSet;
 use kvdepot_core::limits::NAMESPACE_OPEN_MS;
-use kvdepot_core::machine::{NamespaceHandle, Opened, Owner, Reply, Request};
+use kvdepot_core::machine::{Machine, NamespaceHandle, Opened, Owner, Reply, Request};
 use kvdepot_core::{Error, ErrorKind, NamespaceId, NamespaceSpec, Result};
 use kvdepot_tier::Done;
 
@@ -118,7 +118,7 @@ impl Question {
 pub(crate) enum Unanswered {
     /// It is not opened: for values, of which a tier may have earlier ones, and for other depots, which name its epoch.
     Refused,
-    /// It is opened provisionally: until all tiers have answered, it has the pool only.
+    /// It is opened provisionally: until all tiers have answered, it has the pool only. Refused if the pool keeps nothing.
     Provisional,
 }
 
@@ -164,7 +164,7 @@ fn open_told(
             );
             Request::OpenNamespace { spec, epoch }
         }
-        Some(error) if unanswered == Unanswered::Provisional => {
+        Some(error) if unanswered == Unanswered::Provisional && runner.look(Machine::keeps) => {
             tracing::warn!(
                 %error, namespace = %spec.root(),
                 "a tier cannot open a namespace: until it can, the namespace is kept in the pool only, and no tier is used \
@@ -332,7 +332,6 @@ fn agree(runner: &Arc<Runner>, moved: Vec<Result<(Opened, Option<Error>)>>) -> V
     .into_iter();
     let outcomes = moved.into_iter().map(|moved| match moved? {
         (ended, Some(error)) => {
-            runner.advances.set_owed(ended.handle, true);
             runner.looks.soon(ended.handle);
             log_reset(&ended, Err(&error));
             Err(error)
@@ -342,7 +341,6 @@ fn agree(runner: &Arc<Runner>, moved: Vec<Result<(Opened, Option<Error>)>>) -> V
                 Some(told) => settle(runner, ended.handle, told),
                 None => Ok(ended.clone()),
             };
-            runner.advances.set_owed(ended.handle, settled.is_err());
             log_reset(settled.as_ref().unwrap_or(&ended), settled.as_ref().map(drop));
             settled
         }
@@ -403,16 +401,8 @@ fn look(runner: &Arc<Runner>, handles: &[NamespaceHandle]) -> Vec<NamespaceHandl
     // In the background a tier that is merely slow gets the time that it had not when a client waited.
     let known_epochs = known.iter().map(|known| (&known.spec, known.epoch));
     let told = tell(runner, known_epochs, Patience::of_operation(runner));
-    let (mut failed, mut repeated) = (Vec::new(), Vec::new());
+    let mut failed = Vec::new();
     for (known, told) in known.iter().zip(told) {
-        if told.error.is_none() && runner.advances.is_owed(known.handle) {
-            if told.epoch > known.epoch {
-                // The tier that missed the reset has blocks from before it, in an epoch that this depot did not know.
-                repeated.push(known.handle);
-                continue;
-            }
-            runner.advances.set_owed(known.handle, false);
-        }
         // An advance of this depot's own is logged where it is made.
         if told.epoch > known.epoch && !runner.advances.any_since(mark, known.handle) {
             tracing::info!(
@@ -430,12 +420,6 @@ fn look(runner: &Arc<Runner>, handles: &[NamespaceHandle]) -> Vec<NamespaceHandl
                 tracing::info!(namespace = %known.spec.root(), "all tiers have answered about a namespace, and are used");
             }
         }
-    }
-    if !repeated.is_empty() {
-        let outcomes = advance(runner, &repeated);
-        failed.extend(
-            repeated.iter().zip(outcomes).filter(|(_, outcome)| outcome.is_err()).map(|(handle, _)| handle),
-        );
     }
     failed
 }

@@ -8,6 +8,16 @@ use kvdepot_core::{Error, ErrorKind, NamespaceSpec, Result, epoch_moves};
 use crate::epochs::{self, Unanswered};
 use crate::runner::Runner;
 
+/// Refuses a namespace whose keys carry the id of no epoch to those who need it: an advance is in flight.
+fn named_by_epoch(opened: Opened, unanswered: Unanswered) -> Result<Opened> {
+    if unanswered == Unanswered::Refused && !opened.has_epoch_id() {
+        return Err(
+            Error::new(ErrorKind::Busy, "a namespace is being reset").with("namespace", opened.spec.root())
+        );
+    }
+    Ok(opened)
+}
+
 impl Runner {
     /// Opens a namespace in the depot and its tiers, with the highest epoch that any tier knows. A known one is checked
     /// again in the background, so that the start of an engine makes the depot follow another depot's reset. `user`
@@ -44,14 +54,14 @@ impl Runner {
         let is_new =
             |(spec, known): &(Arc<NamespaceSpec>, Option<Opened>)| known.is_none().then(|| Arc::clone(spec));
         let new: Vec<_> = found.iter().filter_map(is_new).collect();
-        if !new.is_empty() {
+        if new.iter().any(|spec| self.locator.directory.find(spec).is_none()) {
             // Before any tier is told: a refused namespace must not leave anything behind in a tier.
             self.look(|machine| machine.may_open(user))?;
         }
         let mut opened = epochs::open(self, user, &new, unanswered).into_iter();
         let outcomes = found.into_iter().map(|(_, known)| match known {
             Some(known) => Some(Ok(known)),
-            None => opened.next(),
+            None => opened.next().map(|opened| opened.and_then(|opened| named_by_epoch(opened, unanswered))),
         });
         outcomes.flatten().collect()
     }

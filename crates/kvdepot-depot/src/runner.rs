@@ -207,7 +207,6 @@ impl Runner {
                 }
             }
             for forgotten in effects.forgotten {
-                self.advances.set_owed(forgotten.handle, false);
                 self.openings.close_if_unknown(&self.locator, forgotten.root);
             }
             for question in effects.questions {

@@ -192,7 +192,7 @@ pub const GAUGES_HELP: &[(&str, &str)] = &[
     ("loads_open", "Loads in flight"),
     ("fetches_queued", "Blocks that wait to be read from tiers"),
     ("writes_queued", "Blocks that wait to be written to tiers"),
-    ("fetches_hung", "Blocks of failed reads that a tier has not ended, which keep memory of the pool"),
+    ("fetches_hung", "Blocks of failed reads and leases in place that a tier has not ended"),
     ("writes_hung", "Blocks of failed writes that a tier has not ended, which keep memory of the pool"),
     (
         "demotions_queued",

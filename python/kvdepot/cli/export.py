@@ -88,7 +88,7 @@ def command(
 
 def _from_depot(found: Resolved, target: targets.Target, path: Path, quiet: bool) -> Exported:
     with target.open(1) as depot:
-        opened = found.open_in(depot)
+        opened = found.open_with_tiers(depot)
         with counting("waiting for the depot's list", 0, hidden=quiet):
             hashes = list(dict.fromkeys(chain.from_iterable(list_blocks(depot, opened).values())))
         store = depot.store(opened, timeout_ms=LOAD_MS)

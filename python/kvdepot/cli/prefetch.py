@@ -39,7 +39,7 @@ def command(
     target.check_running()
     found = namespace_of(target, namespace)
     with target.open(1) as depot:
-        opened = found.open_in(depot)
+        opened = found.open_with_tiers(depot)
         names = _newest(target, found, depot, opened, limit, quiet=as_json)
         store = depot.store(opened)
         with counting("blocks requested", len(names), hidden=as_json) as told:

@@ -40,6 +40,21 @@ class Resolved:
             raise CorruptError(f"namespace {self.root} cannot be opened: its facts and layout make {opened.id}")
         return opened
 
+    def open_with_tiers(self, depot: _native.Depot) -> _native.Namespace:
+        """Opens the namespace at a depot, for a caller that needs what the tiers have of it.
+
+        Raises:
+            CorruptError: its description is that of another namespace.
+            UnavailableError: a tier does not answer about namespaces that were opened lately, and this may be one.
+        """
+        opened = self.open_in(depot)
+        if waiting := json.loads(depot.stats_json())["namespaces_provisional"]:
+            raise UnavailableError(
+                f"a tier does not answer about {waiting} namespaces, so the depot cannot tell what its tiers have of "
+                f"{self.root}: the depot's log names the tier; try again when it answers"
+            )
+        return opened
+
 
 def layout_json(namespace: StoredNamespace) -> str:
     """Returns a namespace's layout as the core spells it."""

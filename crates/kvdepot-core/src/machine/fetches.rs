@@ -119,7 +119,9 @@ impl Machine {
         if self.pool.in_place_tier() == Some(tier) && tells_of_loss(outcome) {
             self.pool.doom_copied(slot);
             // If the read of a copy was given up, the block is found where it lies again.
-            let found = self.pool.find(&self.pool.slot(slot).key).filter(|&found| found != slot);
+            // A lease that was given up says nothing of the one that took its place.
+            let is_copy = !self.pool.slot(slot).is_in_place();
+            let found = self.pool.find(&self.pool.slot(slot).key).filter(|&found| found != slot && is_copy);
             if let Some(leased) = found.filter(|&found| self.pool.slot(found).is_in_place()) {
                 self.pool.show_no_more(leased);
             }

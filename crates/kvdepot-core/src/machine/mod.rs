@@ -136,7 +136,7 @@ pub struct Gauges {
     pub reads_queued: usize,
     /// Writes that have not completed.
     pub writes_queued: usize,
-    /// Reads that have not ended long after their deadline, and count as failed.
+    /// Reads and leases that have not ended long after their deadline, and count as failed.
     pub reads_hung: usize,
     /// The same for writes.
     pub writes_hung: usize,
@@ -242,6 +242,11 @@ impl Machine {
             Some((blocks, blocks * namespace.slot_bytes()))
         };
         handles.iter().map(|handle| held(handle).unwrap_or_default()).collect()
+    }
+
+    /// Returns whether the pool keeps blocks that tiers have, or need not get.
+    pub const fn keeps(&self) -> bool {
+        self.pool.keeps()
     }
 
     /// What is held now.

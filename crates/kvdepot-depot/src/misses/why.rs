@@ -102,6 +102,10 @@ impl Locator {
         if let Some(ghost) = ghost {
             return ghost.into();
         }
+        if self.directory.by_id(key.namespace).is_some_and(|opened| !opened.has_epoch_id()) {
+            // Tiers are not asked for it, because one of them has not answered about the namespace.
+            return Reason::TooSlow.into();
+        }
         if let Some(why) = self.why_of_reset(key) {
             return why;
         }
@@ -112,7 +116,7 @@ impl Locator {
 
     /// Whether a block went in a reset of its namespace.
     fn why_of_reset(&self, key: &BlockKey) -> Option<Why> {
-        let opened = self.directory.by_id(key.namespace).filter(|opened| opened.epoch > 0)?;
+        let opened = self.directory.by_id(key.namespace)?;
         // Looked for in this order: what the sweep takes from the pool it has noted before.
         let before = self.directory.before_reset(opened.handle);
         let unswept = before.map(|namespace| BlockKey { namespace, hash: key.hash });

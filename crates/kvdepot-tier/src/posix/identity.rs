@@ -1,8 +1,8 @@
 //! Names for temporary files that tell anyone whether their writer is still alive (P4).
 
 use std::cell::RefCell;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
 
 /// A process as temporary names spell it: `<host>-<pid>-<start time>`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -34,14 +34,12 @@ thread_local! {
 impl Identity {
     /// This process. A forked child is another one than its parent.
     pub(super) fn own() -> Arc<Self> {
-        static HOST: OnceLock<String> = OnceLock::new();
         let pid = std::process::id();
         OWN.with_borrow_mut(|own| {
             if let Some(own) = own.as_ref().filter(|own| own.pid == pid) {
                 return Arc::clone(own);
             }
-            let host = HOST.get_or_init(own_host).clone();
-            let new = Arc::new(Self { host, pid, start_time: start_time(pid).unwrap_or(0) });
+            let new = Arc::new(Self { host: own_host(), pid, start_time: start_time(pid).unwrap_or(0) });
             Arc::clone(own.insert(new))
         })
     }

@@ -52,7 +52,11 @@ fn a_lease_that_hangs_is_a_miss_and_given_back_when_it_comes() {
         lab.machine.check().unwrap();
         assert_eq!(ended(&mut lab), if comes { vec![place(9)] } else { vec![] });
         assert_eq!((lab.machine.gauges().reads_hung, lab.machine.gauges().in_place.blocks), (0, 1));
+        let token = lab.send(load(&[1], true));
+        assert!(commanded(&mut lab).0.is_empty(), "the lease that took its place is found");
         release(&mut lab, &found);
+        let again = leased(lab.reply(token).unwrap());
+        release(&mut lab, &again);
     }
 }
 
