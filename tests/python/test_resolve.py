@@ -16,7 +16,7 @@ def depot(waiting: int) -> SimpleNamespace:
     """A depot that knows so many provisional namespaces."""
     return SimpleNamespace(
         open_namespace=lambda facts, layout: SimpleNamespace(id=ROOT),
-        stats_json=lambda: json.dumps({"namespaces_provisional": waiting}),
+        stats_json=lambda: json.dumps({"depot": {"namespaces_provisional": waiting}}),
     )
 
 

@@ -48,7 +48,7 @@ class Resolved:
             UnavailableError: a tier does not answer about namespaces that were opened lately, and this may be one.
         """
         opened = self.open_in(depot)
-        if waiting := json.loads(depot.stats_json())["namespaces_provisional"]:
+        if waiting := json.loads(depot.stats_json())["depot"]["namespaces_provisional"]:
             raise UnavailableError(
                 f"a tier does not answer about {waiting} namespaces, so the depot cannot tell what its tiers have of "
                 f"{self.root}: the depot's log names the tier; try again when it answers"
