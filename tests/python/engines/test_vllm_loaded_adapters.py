@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 from engine_parts import BLOCK, FakeDepot, Step, geometry, options, pages, request, scheduler
 
+from kvdepot.engines.adapter_files import content_digest
 from kvdepot.engines.vllm import compute
-from kvdepot.engines.vllm.adapters import files_of
+from kvdepot.engines.vllm.adapters import Adapters
 from kvdepot.engines.vllm.loaded_adapters import LoadedAdapters
 from kvdepot.engines.vllm.meta import AdapterUse, LoadReport, StepMetadata
 from kvdepot.engines.vllm.worker import WorkerSide
@@ -58,7 +59,7 @@ def watched() -> tuple[Runner, LoadedAdapters]:
 
 
 def use(path: Path, *, number: int = 1, files: bytes | None = None) -> AdapterUse:
-    return AdapterUse("sql", str(path), number, files_of(str(path)) if files is None else files)
+    return AdapterUse("sql", str(path), number, content_digest(path) if files is None else files)
 
 
 def test_an_adapter_that_is_replaced_in_place_has_changed_for_the_requests_that_run(tmp_path: Path) -> None:
@@ -92,6 +93,72 @@ def test_files_that_were_replaced_after_they_were_loaded_are_not_those_in_memory
     adapter(path, b"another")
     assert loaded.changed([use(path)]) == {("sql", str(path))}
     assert loaded.changed([use(path)]) == set(), "each once"
+
+
+def touch(path: Path) -> None:
+    """Changes the times of a file and of its inode, as a change of the owner or a new link does."""
+    os.utime(path / "adapter_model.safetensors", ns=(2, 2))
+
+
+@pytest.mark.parametrize("change", [touch, lambda path: adapter(path, b"first")], ids=["touched", "written"])
+def test_files_with_the_same_content_are_the_same_when_they_are_read_again(tmp_path: Path, change: Any) -> None:
+    path = adapter(tmp_path / "v1", b"first")
+    touch(path)
+    runner, loaded = watched()
+    planned = use(path)
+    runner.lora_manager.add_adapter(lora(path))
+    assert loaded.changed([planned]) == set()
+    change(path)
+    runner.lora_manager.loaded.clear()
+    runner.lora_manager.add_adapter(lora(path))
+    assert loaded.changed([planned]) == set()
+
+
+def test_an_adapter_on_another_node_s_disk_is_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for node in ("one", "two"):
+        (tmp_path / node).mkdir()
+        adapter(tmp_path / node / "sql", b"first")
+    touch(tmp_path / "two" / "sql")
+    planned = AdapterUse("sql", "sql", 1, content_digest(tmp_path / "one" / "sql"))
+    runner, loaded = watched()
+    monkeypatch.chdir(tmp_path / "two")
+    runner.lora_manager.add_adapter(lora(Path("sql")))
+    assert loaded.changed([planned]) == set()
+
+
+def test_a_file_s_content_is_read_once_until_it_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = adapter(tmp_path / "v1", b"first")
+    runner, loaded = watched()
+    runner.lora_manager.add_adapter(lora(path))
+    monkeypatch.setattr("kvdepot.engines.vllm.loaded_adapters.content_digest", lambda path: pytest.fail("read again"))
+    runner.lora_manager.add_adapter(lora(path, in_place=True))
+    assert loaded.changed([use(path)]) == set()
+
+
+def test_files_that_change_while_they_are_digested_are_not_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The digest is that of content which vLLM has not read."""
+    path = adapter(tmp_path / "v1", b"first")
+    runner, loaded = watched()
+
+    def digest_after_a_write(directory: Path) -> bytes:
+        return content_digest(adapter(directory, b"another"))
+
+    monkeypatch.setattr("kvdepot.engines.vllm.loaded_adapters.content_digest", digest_after_a_write)
+    runner.lora_manager.add_adapter(lora(path))
+    assert loaded.changed([use(path)]) == {("sql", str(path))}
+
+
+def test_files_that_cannot_be_digested_are_not_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_directory: Path) -> bytes:
+        raise OSError("stale file handle")
+
+    path = adapter(tmp_path / "v1", b"first")
+    runner, loaded = watched()
+    monkeypatch.setattr("kvdepot.engines.vllm.loaded_adapters.content_digest", refuse)
+    runner.lora_manager.add_adapter(lora(path))
+    assert loaded.changed([use(path)]) == {("sql", str(path))}
 
 
 def test_files_that_change_while_they_are_read_are_not_known(tmp_path: Path) -> None:
@@ -200,6 +267,12 @@ def test_saves_of_a_request_with_an_adapter_wait_until_every_rank_has_compared_i
         side.reported(LoadReport(done={step.adapted: 1}))
     assert side.build_step(Step().output()).late_saves[0].pages == [1, 2]
     assert not side.has_late_saves()
+
+
+def test_workers_compare_the_content_alone_whatever_options_keys_contain(tmp_path: Path) -> None:
+    side = scheduler(FakeDepot(), adapters=Adapters({"target_modules": "q_proj"}, begin=lambda work: work()))
+    step = begun(side, with_adapter("r", adapter(tmp_path / "v1", b"first")), 1, 2, 3, 4)
+    assert step.adapters == [use(tmp_path / "v1")]
 
 
 def test_a_request_whose_adapter_was_replaced_stores_nothing_more(tmp_path: Path) -> None:

@@ -41,7 +41,7 @@ class Adapter:
     Attributes:
         signature: state of its files when they were last read.
         digest: that of its content and of the options; empty = untrusted.
-        files: name of the state of its files when they were first read: workers that loaded them compare it.
+        files: digest of its content alone, which workers compare with what they have loaded.
     """
 
     signature: Signature = ()
@@ -150,9 +150,9 @@ class Adapters:
             signature = signature_of(directory)
             if known is not None and known.signature == signature:
                 return known
-            digest = content_digest(directory)
+            digest = files = content_digest(directory)
             if self._options:
-                digest = hashlib.sha256(digest + self._options).digest()
+                digest = hashlib.sha256(files + self._options).digest()
             written_meanwhile = signature_of(directory) != signature
         except Exception as error:  # noqa: BLE001 - whatever a hub's library or a file system raises
             # Not permanent: a hub's adapter may arrive with the first request, and a file system may come back.
@@ -163,7 +163,6 @@ class Adapters:
             # hashes.
             self.distrust(name, "its files have changed while the engine runs: give a changed adapter another path")
             return UNKNOWN
-        files = known.files if known is not None else name_of(directory, signature)
         with self._lock:
             if self._known.get(name) != UNKNOWN:
                 self._known[name] = Adapter(signature, digest, files)
@@ -194,21 +193,6 @@ def signature_of(directory: Path) -> Signature:
     """Returns a signature that changes with any file of the adapter, without reading the files."""
     stats = ((path.name, path.stat()) for path in adapter_files(directory))
     return tuple((name, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns) for name, stat in stats)
-
-
-def name_of(directory: Path, signature: Signature) -> bytes:
-    """Returns a short name for the state of the files in a directory."""
-    return hashlib.sha256(repr((str(directory), signature)).encode()).digest()[:KEY_BYTES]
-
-
-def files_of(path: str) -> bytes:
-    """Returns the name of the state of an adapter's files, without reading them.
-
-    Raises:
-        OSError: they cannot be found.
-    """
-    directory = adapter_directory(path)
-    return name_of(directory, signature_of(directory))
 
 
 def block_keys(hashes: Sequence[bytes]) -> list[bytes]:

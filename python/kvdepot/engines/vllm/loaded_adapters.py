@@ -1,19 +1,27 @@
-"""LoRA adapters in this worker's memory, by what their files were when vLLM read them.
+"""LoRA adapters in this worker's memory, by the content of their files when vLLM read them.
 
 vLLM reads an adapter when a request first needs it, when it has evicted it, and when it is replaced in place, which
 happens under running requests and keeps its number. A name and a path say nothing of what is in memory, so the worker
-watches vLLM read the files.
+watches vLLM read the files, and digests them right afterwards. Their times say nothing either: they differ between
+nodes, and change with an owner or a link.
 """
 
 import weakref
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
-from kvdepot.engines.vllm.adapters import files_of
+from kvdepot.engines.adapter_files import content_digest
+from kvdepot.engines.vllm.adapters import Signature, adapter_directory, signature_of
 from kvdepot.engines.vllm.log import connector_logger
 from kvdepot.engines.vllm.meta import AdapterName, AdapterUse
 
 logger = connector_logger()
+
+State = tuple[Path, Signature]
+"""An adapter's directory, and the signature of its files: empty without files, then the directory is any."""
+
+NO_FILES: State = (Path(), ())
 
 
 class LoadedAdapters:
@@ -23,6 +31,7 @@ class LoadedAdapters:
         self._runner: weakref.ref[Any] | None = None
         self._watch: Any = None
         self._files: dict[int, bytes] = {}
+        self._digests: dict[Path, tuple[Signature, bytes]] = {}
         self._first: dict[AdapterName, bytes] = {}
         self._told: set[AdapterName] = set()
 
@@ -34,15 +43,45 @@ class LoadedAdapters:
             return
 
         def load_and_note(request: Any, *args: Any, **kwargs: Any) -> Any:
-            before = _files_now(request)
+            before = _state_now(request)
             loaded = load(request, *args, **kwargs)
-            after = _files_now(request)
-            # An adapter of a hub may have come with this call.
-            self._files[request.lora_int_id] = after if after and before in (None, after) else b""
+            self._files[request.lora_int_id] = self._read_since(before, request)
             return loaded
 
         runner.lora_manager._load_adapter = self._watch = load_and_note  # noqa: SLF001 - nothing else is called then
         self._runner = weakref.ref(runner)
+
+    def _read_since(self, before: State | None, request: Any) -> bytes:
+        """Returns the digest of an adapter's content that vLLM has read since; empty if it is not known.
+
+        Nothing may be raised into vLLM. The files are in the page cache, and a file system that hangs has already
+        stopped the worker.
+        """
+        after = _state_now(request)
+        if before is None or after is None or after == NO_FILES:
+            return b""
+        directory, signature = after
+        digest: bytes | None = None
+        # An adapter of a hub may have come with this call.
+        if before in (NO_FILES, after):
+            digest = self._digest(directory, signature)
+        if digest is None:
+            logger.warning("kvdepot: the files of LoRA adapter %r changed while vLLM loaded it", request.lora_name)
+        return digest or b""
+
+    def _digest(self, directory: Path, signature: Signature) -> bytes | None:
+        """Returns the digest of files with this signature; ``None`` if they no longer have it or cannot be read."""
+        known, digest = self._digests.get(directory, ((), b""))
+        if known == signature:
+            return digest
+        try:
+            digest = content_digest(directory)
+            if signature_of(directory) != signature:
+                return None
+        except Exception:  # noqa: BLE001 - nothing may be raised into vLLM
+            return None
+        self._digests[directory] = signature, digest
+        return digest
 
     def changed(self, used: Iterable[AdapterUse]) -> set[AdapterName]:
         """Returns the adapters of a step that were not computed with the files that their requests' keys stand for.
@@ -68,15 +107,13 @@ class LoadedAdapters:
         return runner is not None and getattr(runner.lora_manager, "_load_adapter", None) is self._watch
 
 
-def _files_now(request: Any) -> bytes | None:
-    """Returns what an adapter's files are now: ``None`` = there are none, empty = they cannot be read.
-
-    Just before and after vLLM itself reads them, so a file system that hangs has already stopped the worker.
-    """
+def _state_now(request: Any) -> State | None:
+    """Returns what an adapter's files are now; ``None`` = that cannot be told."""
     try:
-        return files_of(request.lora_path)
+        directory = adapter_directory(request.lora_path)
+        return directory, signature_of(directory)
     except FileNotFoundError:
-        return None
-    except Exception as error:  # noqa: BLE001 - nothing may be raised into vLLM; the adapter's KV is not stored
+        return NO_FILES
+    except Exception as error:  # noqa: BLE001 - whatever a hub's library or a file system raises
         logger.warning("kvdepot: the files of LoRA adapter %r cannot be read: %s", request.lora_name, error)
-        return b""
+        return None

@@ -60,8 +60,8 @@ class AdapterUse(NamedTuple):
 
     Attributes:
         number: its ``lora_int_id``, which vLLM keeps when it replaces the adapter in place.
-        files: the state of its files that the requests' keys stand for, see ``adapters.files_of``; empty = unknown, and
-            nothing of the requests is stored.
+        files: digest of the content that the requests' keys stand for, see ``adapter_files.content_digest``; empty =
+            unknown, and nothing of the requests is stored.
     """
 
     name: str

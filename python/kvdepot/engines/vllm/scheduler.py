@@ -620,11 +620,12 @@ class SchedulerSide:
                 self._saves.load_was_good(load_id)
 
     def _adapter_changed(self, adapter: AdapterName) -> None:
-        """Gives up requests with an adapter of which a worker's memory has, or had, another version (P1).
+        """Gives up requests with an adapter of which a worker's memory may have, or have had, another version (P1).
 
         vLLM's own cache may have KV of both under the hashes of this name and path, so later requests are given up too.
         """
-        self._adapters.distrust(adapter, "a worker has computed with other files of it: give it another path")
+        why = "a worker has computed with files that may be others than its keys stand for: give a changed adapter"
+        self._adapters.distrust(adapter, f"{why} another path, or restart the engine")
         self._saves.adapter_changed(adapter)
         for state in self._requests.values():
             if state.adapter_name == adapter:
