@@ -75,6 +75,16 @@ def test_an_adapter_that_is_not_found_is_left_alone(tmp_path: Path) -> None:
     assert digest(Adapters(), lora(tmp_path / "nowhere")) == digest(Adapters(), lora(tmp_path / "empty")) == b""
 
 
+@pytest.mark.parametrize("missing", ["adapter_model.safetensors", "adapter_config.json"])
+def test_an_adapter_that_is_half_downloaded_is_not_there_yet(tmp_path: Path, missing: str) -> None:
+    path, adapters = write(tmp_path / "a", b"weights"), Adapters()
+    complete = digest(Adapters(), lora(path))
+    (path / missing).rename(tmp_path / missing)
+    assert digest(adapters, lora(path)) == b""
+    (tmp_path / missing).rename(path / missing)
+    assert digest(adapters, lora(path)) == complete != b""
+
+
 class RecordingDepot(FakeDepot):
     """Records the keys of its claims."""
 

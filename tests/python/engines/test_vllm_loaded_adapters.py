@@ -176,19 +176,45 @@ def test_files_that_change_while_they_are_read_are_not_known(tmp_path: Path) -> 
     assert loaded.changed([use(path)]) == {("sql", str(path))}
 
 
-def test_an_adapter_that_vllm_downloads_is_known(tmp_path: Path) -> None:
-    path = tmp_path / "v1"
+def downloaded(path: Path, names: list[str]) -> set[tuple[str, str]]:
+    """Returns whether an adapter has changed of which vLLM downloads the files with these names when it loads it."""
+    complete = adapter(path.parent / "hub", b"first")
     runner, loaded = Runner(), LoadedAdapters()
     read = runner.lora_manager._load_adapter
 
     def download(request: Any) -> str:
-        adapter(path, b"first")
+        path.mkdir(exist_ok=True)
+        for name in names:
+            (complete / name).replace(path / name)
         return read(request)
 
     runner.lora_manager._load_adapter = download  # type: ignore[method-assign]
     loaded.watch(runner)
     runner.lora_manager.add_adapter(lora(path))
-    assert loaded.changed([use(path, files=b"")]) == loaded.changed([use(path)]) == set()
+    return loaded.changed([use(path, files=b"")]) | loaded.changed([use(path)])
+
+
+def test_an_adapter_that_vllm_downloads_is_known(tmp_path: Path) -> None:
+    assert downloaded(tmp_path / "v1", ["adapter_config.json", "adapter_model.safetensors"]) == set()
+
+
+def test_an_adapter_of_which_vllm_downloads_the_rest_is_known(tmp_path: Path) -> None:
+    path = adapter(tmp_path / "v1", b"first")
+    (path / "adapter_model.safetensors").unlink()
+    assert downloaded(path, ["adapter_model.safetensors"]) == set()
+
+
+def test_weights_that_come_beside_others_may_not_be_those_in_memory(tmp_path: Path) -> None:
+    path = adapter(tmp_path / "v1", b"first")
+    (path / "adapter_model.safetensors").rename(path / "adapter_model.bin")
+    assert downloaded(path, ["adapter_model.safetensors"]) == {("sql", str(path))}
+
+
+def test_an_adapter_of_which_vllm_downloads_a_file_anew_is_not_known(tmp_path: Path) -> None:
+    path = adapter(tmp_path / "v1", b"first")
+    (path / "adapter_model.safetensors").unlink()
+    os.utime(path / "adapter_config.json", ns=(1, 1))
+    assert downloaded(path, ["adapter_config.json", "adapter_model.safetensors"]) == {("sql", str(path))}
 
 
 def test_a_replacement_that_fails_changes_nothing(tmp_path: Path) -> None:

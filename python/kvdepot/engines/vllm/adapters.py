@@ -147,7 +147,7 @@ class Adapters:
             return UNKNOWN
         try:
             directory = adapter_directory(name[1])
-            signature = signature_of(directory)
+            signature = complete_signature(directory)
             if known is not None and known.signature == signature:
                 return known
             digest = files = content_digest(directory)
@@ -193,6 +193,23 @@ def signature_of(directory: Path) -> Signature:
     """Returns a signature that changes with any file of the adapter, without reading the files."""
     stats = ((path.name, path.stat()) for path in adapter_files(directory))
     return tuple((name, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns) for name, stat in stats)
+
+
+def complete_signature(directory: Path) -> Signature:
+    """Returns the signature of an adapter with a configuration and weights; a download may have left out either.
+
+    Raises:
+        FileNotFoundError: it is not there, or not complete.
+    """
+    signature = signature_of(directory)
+    if not has_weights(signature) or not any(name == "adapter_config.json" for name, *_ in signature):
+        raise FileNotFoundError(f"no complete adapter in {directory}")
+    return signature
+
+
+def has_weights(signature: Signature) -> bool:
+    """Returns whether weights are among an adapter's files."""
+    return any(name.startswith("adapter_model.") for name, *_ in signature)
 
 
 def block_keys(hashes: Sequence[bytes]) -> list[bytes]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from kvdepot.engines.adapter_files import content_digest
-from kvdepot.engines.vllm.adapters import Signature, adapter_directory, signature_of
+from kvdepot.engines.vllm.adapters import Signature, adapter_directory, has_weights, signature_of
 from kvdepot.engines.vllm.log import connector_logger
 from kvdepot.engines.vllm.meta import AdapterName, AdapterUse
 
@@ -54,16 +54,15 @@ class LoadedAdapters:
     def _read_since(self, before: State | None, request: Any) -> bytes:
         """Returns the digest of an adapter's content that vLLM has read since; empty if it is not known.
 
-        Nothing may be raised into vLLM. The files are in the page cache, and a file system that hangs has already
-        stopped the worker.
+        An adapter of a hub may have arrived with this call, completely or after its configuration. Nothing may be
+        raised into vLLM. The files are in the page cache, and a file system that hangs has already stopped the worker.
         """
         after = _state_now(request)
         if before is None or after is None or after == NO_FILES:
             return b""
         directory, signature = after
         digest: bytes | None = None
-        # An adapter of a hub may have come with this call.
-        if before in (NO_FILES, after):
+        if before in (NO_FILES, after) or _was_completed(before, after):
             digest = self._digest(directory, signature)
         if digest is None:
             logger.warning("kvdepot: the files of LoRA adapter %r changed while vLLM loaded it", request.lora_name)
@@ -105,6 +104,14 @@ class LoadedAdapters:
         """Returns whether vLLM still reads adapters where they are watched."""
         runner = self._runner() if self._runner is not None else None
         return runner is not None and getattr(runner.lora_manager, "_load_adapter", None) is self._watch
+
+
+def _was_completed(before: State, after: State) -> bool:
+    """Returns whether an adapter's weights were added to its other files.
+
+    With weights beside weights it is not known which ones vLLM has read.
+    """
+    return before[0] == after[0] and not has_weights(before[1]) and set(before[1]) <= set(after[1])
 
 
 def _state_now(request: Any) -> State | None:
