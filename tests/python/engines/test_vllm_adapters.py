@@ -11,7 +11,7 @@ import pytest
 from engine_parts import BLOCK, FakeDepot, Step, pages, request, scheduler
 
 from kvdepot.engines.vllm import adapters as adapters_module
-from kvdepot.engines.vllm.adapters import RUNNING_MAX, UNKNOWN, Adapters
+from kvdepot.engines.vllm.adapters import UNKNOWN, Adapters
 from kvdepot.engines.vllm.meta import LoadReport
 from kvdepot.engines.vllm.scheduler import ADAPTER_S
 
@@ -226,18 +226,44 @@ def test_requests_that_do_not_need_the_files_do_not_wait_for_them(tmp_path: Path
     assert side.match(with_adapter("r", write(tmp_path / "a", b"weights")), 0) == (0, False)
 
 
-def test_a_mount_that_hangs_takes_one_thread_for_each_adapter_and_not_too_many(tmp_path: Path, mount: Mount) -> None:
-    work: list[Any] = []
-    adapters = Adapters(begin=work.append)
-    paths = [write(tmp_path / str(number), b"weights") for number in range(RUNNING_MAX + 1)]
-    asked = [adapters.ask(lora(path)) for path in paths for _ in range(3)]
-    assert len(work) == RUNNING_MAX
-    assert [inquiry.found for inquiry in asked[-3:]] == [UNKNOWN] * 3
+def test_a_mount_that_hangs_under_many_adapters_keeps_no_others_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_back = threading.Event()
+    look = adapters_module.adapter_directory
+
+    def hang(path: str) -> Path:
+        if Path(path).name.startswith("hangs"):
+            is_back.wait()
+        return look(path)
+
+    monkeypatch.setattr(adapters_module, "adapter_directory", hang)
+    adapters = Adapters()
+    healthy, *hanging = (write(tmp_path / name, b"weights") for name in ("a", *(f"hangs{n}" for n in range(32))))
+    try:
+        asked = [adapters.ask(lora(path)) for path in hanging for _ in range(3)]
+        assert digest(adapters, lora(healthy)) == digest(Adapters(), lora(healthy)) != b""
+        assert {inquiry.found for inquiry in asked} == {None}
+    finally:
+        is_back.set()
+    for inquiry in asked:
+        inquiry.wait(60)
+    assert all(inquiry.found and inquiry.found.digest for inquiry in asked)
+
+
+def test_looks_wait_for_a_thread_and_beyond_a_limit_find_nothing(
+    tmp_path: Path, mount: Mount, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(adapters_module, "THREADS_MAX", 1)
+    monkeypatch.setattr(adapters_module, "WAITING_MAX", 1)
+    adapters = Adapters()
+    paths = [write(tmp_path / name, b"weights") for name in ("hangs", "waits", "too many")]
+    asked = [adapters.ask(lora(path)) for path in paths for _ in range(2)]
+    assert [inquiry.found for inquiry in asked] == [None] * 4 + [UNKNOWN] * 2
     mount.is_back.set()
-    for begun in work:
-        begun()
-    assert all(inquiry.found and inquiry.found.digest for inquiry in asked[:-3])
-    assert adapters.ask(lora(paths[-1])).found is None, "there is room again"
+    for inquiry in asked[:4]:
+        inquiry.wait(60)
+    assert all(inquiry.found and inquiry.found.digest for inquiry in asked[:4])
 
 
 def test_a_request_that_comes_during_a_look_gets_one_that_began_after_it(tmp_path: Path) -> None:

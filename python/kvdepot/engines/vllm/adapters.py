@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from kvdepot.engines.adapter_files import adapter_files, content_digest
 from kvdepot.engines.vllm.log import connector_logger
 from kvdepot.engines.vllm.meta import AdapterName
+from kvdepot.engines.vllm.threads import Threads
 from kvdepot.engines.weights import local_directory
 from kvdepot.publish.terms import EVENT_HASH_BYTES
 
@@ -27,8 +28,11 @@ logger = connector_logger()
 
 KEY_BYTES = 16
 
-RUNNING_MAX = 16
-"""Adapters that are looked at at a time: as many threads hang with a mount. The files of others count as unreadable."""
+THREADS_MAX = 64
+"""Adapters that are looked at at a time: so many may hang with a mount before those on other mounts wait, too."""
+
+WAITING_MAX = 4096
+"""Adapters that wait for a thread. The files of others count as unreadable."""
 
 Signature = tuple[tuple[str, int, int, int], ...]
 """Of each file of an adapter: name, size, and the times of the last change of content and of inode."""
@@ -78,24 +82,19 @@ class Inquiry:
             self._over.wait(timeout_s)
 
 
-def begin_thread(work: Callable[[], None]) -> None:
-    """Begins work that may never end: nothing waits for it, not even the end of the process."""
-    threading.Thread(target=work, name="kvdepot-adapter", daemon=True).start()
-
-
 class Adapters:
     """Digests of the adapters that an engine's requests name.
 
-    The files may be on a mount that hangs, and the scheduler's thread serves all requests, so threads of their own read
-    them: one for each adapter that is being looked at.
+    The files may be on a mount that hangs, and the scheduler's thread serves all requests, so other threads read them:
+    one for each adapter that is being looked at.
     """
 
     def __init__(
-        self, options: Mapping[str, str] | None = None, begin: Callable[[Callable[[], None]], None] = begin_thread
+        self, options: Mapping[str, str] | None = None, begin: Callable[[Callable[[], None]], None] | None = None
     ) -> None:
         """Starts without an adapter. ``options``: those of the engine that change what an adapter does."""
         self._options = json.dumps(dict(options), sort_keys=True).encode() if options else b""
-        self._begin = begin
+        self._begin = begin or Threads(THREADS_MAX, WAITING_MAX).begin
         self._lock = threading.Lock()
         self._known: dict[AdapterName, Adapter] = {}
         self._running: dict[AdapterName, Inquiry] = {}
@@ -113,12 +112,10 @@ class Adapters:
             if (running := self._running.get(name)) is not None:
                 running.following = running.following or Inquiry(running.begun_s)
                 return running.following
-            if len(self._running) >= RUNNING_MAX:
-                return Inquiry(now_s, UNKNOWN)
             inquiry = self._running[name] = Inquiry(now_s)
         try:
             self._begin(lambda: self._answer(name, inquiry))
-        except RuntimeError as error:  # no more threads
+        except RuntimeError as error:
             logger.warning("kvdepot: the files of LoRA adapter %r from %s cannot be read: %s", *name, error)
             with self._lock:
                 del self._running[name]
