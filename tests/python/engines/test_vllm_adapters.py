@@ -11,7 +11,7 @@ import pytest
 from engine_parts import BLOCK, FakeDepot, Step, pages, request, scheduler
 
 from kvdepot.engines.vllm import adapters as adapters_module
-from kvdepot.engines.vllm.adapters import UNKNOWN, Adapters
+from kvdepot.engines.vllm.adapters import FIRST_WAIT_S, UNKNOWN, Adapters
 from kvdepot.engines.vllm.meta import LoadReport
 from kvdepot.engines.vllm.scheduler import ADAPTER_S
 
@@ -219,6 +219,53 @@ def test_the_first_request_with_an_adapter_waits_for_its_digest(tmp_path: Path, 
     mount.is_back.set()
     inquiry.wait(60)
     assert side.match(req, 0)[0]
+
+
+class Waits:
+    """Waits for looks: an answer comes only while the scheduler waits for it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.begun: list[Any] = []
+        self.hangs = False
+        self.seconds: list[float] = []
+
+        def wait(_event: threading.Event, timeout_s: float) -> bool:
+            self.seconds.append(timeout_s)
+            while self.begun and not self.hangs:
+                self.begun.pop()()
+            return True
+
+        monkeypatch.setattr(adapters_module, "threading", SimpleNamespace(Event=Over, Lock=threading.Lock))
+        monkeypatch.setattr(Over, "wait", wait)
+
+
+class Over(threading.Event):
+    """What an inquiry waits for."""
+
+
+def test_a_request_whose_adapter_is_known_is_matched_at_once_in_a_busy_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits = Waits(monkeypatch)
+    side = scheduler(FakeDepot(units=9), adapters=Adapters(begin=waits.begun.append))
+    side.build_step(Step().starts("other", 0, BLOCK, [9]).output())
+    assert side.match(with_adapter("r", write(tmp_path / "a", b"weights")), 0)[0]
+    assert waits.seconds == [FIRST_WAIT_S]
+
+
+def test_steps_wait_once_for_a_look_that_hangs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: list[float]
+) -> None:
+    waits = Waits(monkeypatch)
+    waits.hangs = True
+    side = scheduler(FakeDepot(units=9), adapters=Adapters(begin=waits.begun.append))
+    asked = [with_adapter(name, write(tmp_path / "a", b"weights")) for name in ("one", "two", "three")]
+    for number in range(3):
+        side.build_step(Step().starts(f"other{number}", 0, BLOCK, [9]).output())
+        assert [side.match(req, 0) for req in asked] == [(None, False)] * 3
+    assert sum(waits.seconds) == FIRST_WAIT_S
+    waits.hangs = False
+    assert [bool(side.match(req, 0)[0]) for req in asked] == [True] * 3
 
 
 def test_requests_that_do_not_need_the_files_do_not_wait_for_them(tmp_path: Path, mount: Mount) -> None:

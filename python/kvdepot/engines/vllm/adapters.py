@@ -56,17 +56,22 @@ class Adapter:
 UNKNOWN = Adapter()
 
 
+FIRST_WAIT_S = 0.001
+"""Seconds that a step waits for a look, once: a look at a known adapter rarely takes longer."""
+
+
 class Inquiry:
     """A look at an adapter's files, by another thread.
 
     Attributes:
         begun_s: when it began, or the one that it follows: one that hangs makes nobody wait anew.
+        waited: whether a step has waited for it, or for the one that it follows.
         found: the adapter; ``None`` until it is known.
         following: an inquiry for requests that came after this one began, which might have missed a later change.
     """
 
-    def __init__(self, begun_s: float, found: Adapter | None = None) -> None:
-        self.begun_s = begun_s
+    def __init__(self, begun_s: float, found: Adapter | None = None, *, waited: bool = False) -> None:
+        self.begun_s, self.waited = begun_s, waited
         self.found = found
         self.following: Inquiry | None = None
         self._over = threading.Event()
@@ -77,9 +82,10 @@ class Inquiry:
         self._over.set()
 
     def wait(self, timeout_s: float) -> None:
-        """Waits for the answer, for a limited time."""
+        """Waits for the answer, for a limited time. The first time is never too short for a look without a read."""
         if self.found is None:
-            self._over.wait(timeout_s)
+            self._over.wait(timeout_s if self.waited else max(timeout_s, FIRST_WAIT_S))
+            self.waited = True
 
 
 class Adapters:
@@ -110,7 +116,7 @@ class Adapters:
             if self._known.get(name) == UNKNOWN:
                 return Inquiry(now_s, UNKNOWN)
             if (running := self._running.get(name)) is not None:
-                running.following = running.following or Inquiry(running.begun_s)
+                running.following = running.following or Inquiry(running.begun_s, waited=running.waited)
                 return running.following
             inquiry = self._running[name] = Inquiry(now_s)
         try:
@@ -131,7 +137,7 @@ class Adapters:
                 if following is None:
                     del self._running[name]
                 else:
-                    following.begun_s = time.monotonic()
+                    following.begun_s, following.waited = time.monotonic(), False
                     self._running[name] = following
             inquiry.end(found)
             inquiry = following

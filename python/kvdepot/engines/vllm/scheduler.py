@@ -214,7 +214,8 @@ class SchedulerSide:
         if now_s - state.inquiry.begun_s > ADAPTER_S:
             return False
         state.inquiry.wait(self._idle.take_ms() / 1e3)
-        return True
+        state.follow_inquiry()
+        return state.inquiry is not None
 
     def _follow_local_hit(self, state: RequestState, local_tokens: int) -> bool:
         """Adapts a lookup to what vLLM has itself by now. Returns false if that has to wait for another step.
