@@ -324,6 +324,32 @@ def test_a_request_whose_adapter_was_replaced_stores_nothing_more(tmp_path: Path
     assert side.stats.data["dropped_blocks"] == {"adapter": 3}
 
 
+def test_a_step_with_several_adapters_is_walked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    side = scheduler(FakeDepot())
+    paths = [adapter(tmp_path / name, name.encode()) for name in ("v1", "v2")]
+    asked = [request("plain", 2 * BLOCK), *(with_adapter(path.name, path) for path in paths)]
+    plan = Step()
+    for number, req in enumerate(asked):
+        side.new_request(req)
+        side.match(req, 0)
+        plan.starts(req.request_id, 0, 2 * BLOCK, [2 * number + 1, 2 * number + 2])
+        side.allocated(req, pages([2 * number + 1, 2 * number + 2]), 0)
+    complete, walks = side._saves.complete, []
+    monkeypatch.setattr(side._saves, "complete", lambda *args: walks.append(args) or complete(*args))
+    step = side.build_step(plan.output())
+    assert len(walks) == 1
+    assert step.saves[0].pages == [1, 2]
+    side.reported(LoadReport(done={step.adapted: 1}, changed_adapters={("sql", str(paths[0]))}))
+    assert side.build_step(Step().output()).late_saves[0].pages == [5, 6]
+
+
+def test_a_step_that_completes_nothing_with_an_adapter_waits_for_no_rank(tmp_path: Path) -> None:
+    side = scheduler(FakeDepot())
+    begun(side, with_adapter("r", adapter(tmp_path / "v1", b"first")), 1, 2, 3, 4)
+    step = side.build_step(Step().goes_on("r", 2 * BLOCK, 1, ()).output())
+    assert (step.saves, step.adapted) == ({}, 0)
+
+
 def test_saves_without_an_adapter_do_not_wait(tmp_path: Path) -> None:
     side = scheduler(FakeDepot())
     begun(side, with_adapter("r", adapter(tmp_path / "v1", b"first")), 1, 2, 3, 4)

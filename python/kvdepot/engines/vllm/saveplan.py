@@ -54,13 +54,13 @@ class SavePlan:
 
     def complete(
         self, output: "SchedulerOutput", requests: Mapping[str, RequestState]
-    ) -> tuple[GroupBlocks, dict[str, int]]:
-        """Returns the blocks whose last token this step computes, or that another connector has loaded.
+    ) -> tuple[dict[AdapterName | None, GroupBlocks], dict[str, int]]:
+        """Returns the blocks whose last token this step computes, or that another connector has loaded, by adapter.
 
         Also returns the requests that start on KV that another connector has loaded, or loads in this step, with the
         number of tokens before that KV.
         """
-        saves: GroupBlocks = {}
+        saves: dict[AdapterName | None, GroupBlocks] = {}
         foreign: dict[str, int] = {}
         computed = {new.req_id: new.num_computed_tokens for new in output.scheduled_new_reqs}
         cached = output.scheduled_cached_reqs
@@ -79,10 +79,14 @@ class SavePlan:
                 foreign[request_id] = before_foreign
             if state.adapter is None:
                 continue
-            self._complete_request(state, computed[request_id] + new_tokens, saves)
+            adapter_saves = saves.setdefault(state.adapter_name, {})
+            self._complete_request(state, computed[request_id] + new_tokens, adapter_saves)
             if self._keeps_states:
-                self._complete_states(output, state, saves)
-        return {index: blocks for index, blocks in saves.items() if blocks.pages}, foreign
+                self._complete_states(output, state, adapter_saves)
+        return {
+            adapter: {index: blocks for index, blocks in groups.items() if blocks.pages}
+            for adapter, groups in saves.items()
+        }, foreign
 
     def _start(self, state: RequestState, computed_tokens: int) -> int | None:
         """Notes which blocks of a starting request need no dump.

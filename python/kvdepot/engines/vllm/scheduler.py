@@ -17,7 +17,6 @@ from kvdepot.engines.vllm.lookup import MISSES, PENDING, Hit, HitLimits, IdleTim
 from kvdepot.engines.vllm.meta import (
     AdapterName,
     AdapterUse,
-    GroupBlocks,
     Load,
     LoadReport,
     RankNamespaces,
@@ -479,7 +478,8 @@ class SchedulerSide:
             self._saves.overwritten(fresh)
         step.late_saves = self._saves.released()
         self._saves.overwritten(fresh)
-        saves, adapted, foreign = self._completed(output) if self._dumps else ({}, {}, {})
+        adapted, foreign = self._saves.complete(output, self._trusted()) if self._dumps else ({}, {})
+        saves = adapted.pop(None, {})
         if foreign:
             step.witness = self._next_load_id()
             self._witnesses.begin(step.witness, self._sharers(foreign, output))
@@ -489,7 +489,7 @@ class SchedulerSide:
             self._saves.hold(saves, doubtful)
         else:
             step.saves = saves
-        if adapted:
+        if any(adapted.values()):
             # Which files the workers compute with is known only afterwards: a replacement in place needs no step.
             step.adapted = self._next_load_id()
             self._adapted.begin(step.adapted, True)
@@ -509,28 +509,6 @@ class SchedulerSide:
                 if state.adapter_use is not None:
                     uses[state.adapter_use] = None
         return list(uses)
-
-    def _completed(
-        self, output: "SchedulerOutput"
-    ) -> tuple[GroupBlocks, dict[AdapterName, GroupBlocks], dict[str, int]]:
-        """Returns the blocks that a step completes without an adapter, and with each; and as ``SavePlan.complete``."""
-        trusted = self._trusted()
-        if not self._adapters.used:
-            saves, foreign = self._saves.complete(output, trusted)
-            return saves, {}, foreign
-        groups: dict[AdapterName | None, dict[str, RequestState]] = {None: {}}
-        for name in output.num_scheduled_tokens:
-            if name in trusted:
-                groups.setdefault(trusted[name].adapter_name, {})[name] = trusted[name]
-        saves, foreign = self._saves.complete(output, groups[None])
-        adapted: dict[AdapterName, GroupBlocks] = {}
-        for adapter, requests in groups.items():
-            if adapter is not None:
-                blocks, others = self._saves.complete(output, requests)
-                foreign.update(others)
-                if blocks:
-                    adapted[adapter] = blocks
-        return saves, adapted, foreign
 
     def _sharers(self, foreign: Mapping[str, int], output: "SchedulerOutput") -> set[str]:
         """Returns the requests that use pages which another connector loads for others of the step.
