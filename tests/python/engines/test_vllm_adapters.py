@@ -313,15 +313,27 @@ def test_looks_wait_for_a_thread_and_beyond_a_limit_find_nothing(
     assert all(inquiry.found and inquiry.found.digest for inquiry in asked[:4])
 
 
-def test_a_request_that_comes_during_a_look_gets_one_that_began_after_it(tmp_path: Path) -> None:
+def test_a_request_that_comes_during_a_look_gets_one_that_began_after_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     work: list[Any] = []
     path, adapters = write(tmp_path / "a", b"first"), Adapters(begin=work.append)
+    look, looks, after = adapters._look, [], []
+
+    def look_before_a_change(name: tuple[str, str]) -> Any:
+        looks.append(look(name))
+        if len(looks) == 1:
+            write(path, b"another")
+            after.extend(adapters.ask(lora(path)) for _ in range(2))
+        return looks[-1]
+
+    monkeypatch.setattr(adapters, "_look", look_before_a_change)
     before = adapters.ask(lora(path))
-    after = adapters.ask(lora(path))
-    assert after is not before
-    assert adapters.ask(lora(path)) is after
     work.pop()()
-    assert before.found == after.found != UNKNOWN
+    assert before.found is not None
+    assert before.found.digest
+    assert [inquiry.found for inquiry in after] == [UNKNOWN] * 2
+    assert len(looks) == 2, "requests that come during one look share the next"
 
 
 def test_an_adapter_is_not_trusted_again_by_a_look_that_had_begun(tmp_path: Path) -> None:

@@ -129,5 +129,11 @@ def test_an_update_that_fails_has_ended(rank: Rank) -> None:
     assert rank.examined(1) == "first"
 
 
-def test_a_worker_that_is_not_found_is_not_watched() -> None:
-    watch_updates(None, lambda _: None)
+def test_a_worker_of_a_release_without_some_methods_is_watched_by_the_others() -> None:
+    told: list[bool] = []
+    worker = SimpleNamespace(reload_weights=lambda: "reloaded")
+    watch_updates(worker, told.append)
+    watch_updates(None, told.append)
+    assert list(vars(worker)) == ["reload_weights"]
+    assert worker.reload_weights() == "reloaded"
+    assert told == [True, False]

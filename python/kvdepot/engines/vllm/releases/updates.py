@@ -9,9 +9,13 @@ from typing import Any
 
 BEGIN = ("start_weight_update", "start_draft_weight_update")
 END = ("finish_weight_update",)
+"""From the first kind to the second, weights may arrive on the device at any time."""
+
 WHOLE = ("reload_weights", "reset_weights")
+"""Updates in one call."""
+
 PART = "update_weights"
-"""Between the first kind and the second, weights may arrive on the device at any time."""
+"""A part of an update that has begun."""
 
 
 def watch_updates(worker: Any, updated: Callable[[bool], None]) -> None:
