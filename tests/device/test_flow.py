@@ -108,8 +108,9 @@ def test_a_load_that_hangs_ends_when_nothing_is_written_any_more(library: Path, 
     assert found["beside"] == [True, {}]
     assert found["behind"] == {"unavailable": 4}
     assert found["first ended"] is False, "the device may still write into its pages"
-    # One that was refused writes nothing.
-    assert all(failures == {"unavailable": 4} for failures in found["said before the device was through"])
+    # One that was refused writes nothing, nor does one whose limit passed before its thread reached the device.
+    said = found["said before the device was through"]
+    assert [failures for failures in said if failures not in ({"unavailable": 4}, {"timeout": 4})] == []
     # A load whose thread gets no processor between its deadline and the device's end finds its blocks copied.
     assert found["hung"]
     assert all(failures in ({"timeout": 4}, {}) for failures in found["hung"])
