@@ -116,7 +116,7 @@ def test_what_an_adapter_computes_that_replaced_another_in_place_is_not_stored_a
     mixed = {**with_adapter("mixed", 1, one), "do": "replace_adapter", "max_tokens": 160, "by": other, "after": after}
     flush = {"do": "generate", "name": "flush", "prompts": PROMPTS[:1], "max_tokens": 2}
     first = real_lab.run("llama", [train(one, 1), train(other, 2), mixed, flush], engine=ENGINE)
-    assert "a worker has computed with other files of it" in first.log
+    assert "a worker has computed with files that may be others" in first.log
     goes_on = {**with_adapter("goes on", 3, one), "answers": first["mixed"]["tokens"]}
     plain = real_lab.run("llama", [goes_on], connector=None, engine=ENGINE)
     second = real_lab.run("llama", [goes_on], engine=ENGINE)
