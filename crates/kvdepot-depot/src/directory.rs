@@ -207,7 +207,7 @@ mod tests {
     fn opened(handle: NamespaceHandle, epoch: u32) -> Opened {
         let layout = BlockLayout::uniform(1, &[4096]).expect("a layout");
         let spec = NamespaceSpec::new(&format!("{{\"model\":\"{handle}\"}}"), layout).expect("a description");
-        Opened { handle, id: spec.id(epoch), epoch, spec: Arc::new(spec) }
+        Opened { handle, id: spec.id(epoch), epoch, has_epoch_id: true, spec: Arc::new(spec) }
     }
 
     fn looked_up(directory: &Directory, handle: NamespaceHandle) -> Option<(u64, u64)> {

@@ -416,7 +416,7 @@ fn look(runner: &Arc<Runner>, handles: &[NamespaceHandle]) -> Vec<NamespaceHandl
         // A tier that merely does not answer now has stored the earlier epoch.
         if told.error.is_none() || told.epoch > known.epoch {
             let followed = follow(runner, known.handle, told.epoch, told.error.is_none());
-            if !known.has_epoch_id() && followed.is_ok_and(|now| now.has_epoch_id()) {
+            if !known.has_epoch_id && followed.is_ok_and(|now| now.has_epoch_id) {
                 tracing::info!(namespace = %known.spec.root(), "all tiers have answered about a namespace, and are used");
             }
         }

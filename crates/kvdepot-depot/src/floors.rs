@@ -46,7 +46,13 @@ impl Floors {
         floor.epoch = floor.epoch.max(epoch);
         let (handle, epoch) = (floor.handle, floor.epoch);
         if let Some(ledger) = ledger {
-            ledger.opened(&Opened { handle, id: spec.id(epoch), epoch, spec: Arc::clone(spec) });
+            ledger.opened(&Opened {
+                handle,
+                id: spec.id(epoch),
+                epoch,
+                has_epoch_id: true,
+                spec: Arc::clone(spec),
+            });
         }
     }
 

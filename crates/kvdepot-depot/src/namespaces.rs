@@ -10,7 +10,7 @@ use crate::runner::Runner;
 
 /// Refuses a namespace whose keys carry the id of no epoch to those who need it: an advance is in flight.
 fn named_by_epoch(opened: Opened, unanswered: Unanswered) -> Result<Opened> {
-    if unanswered == Unanswered::Refused && !opened.has_epoch_id() {
+    if unanswered == Unanswered::Refused && !opened.has_epoch_id {
         return Err(
             Error::new(ErrorKind::Busy, "a namespace is being reset").with("namespace", opened.spec.root())
         );
@@ -46,8 +46,7 @@ impl Runner {
                 let spec = self.checked(text.as_ref())?;
                 let known = self.use_known(user, &spec)?;
                 // A provisional one is opened again for those who cannot use it.
-                let known =
-                    known.filter(|known| unanswered == Unanswered::Provisional || known.has_epoch_id());
+                let known = known.filter(|known| unanswered == Unanswered::Provisional || known.has_epoch_id);
                 Ok((Arc::new(spec), known))
             })
             .collect::<Result<_>>()?;

@@ -45,7 +45,7 @@ impl World {
     /// Opens a namespace for a client, or for the depot itself. The depot may refuse it.
     pub(crate) fn open(&mut self, client: Option<usize>, number: usize) -> Result<(), Fail> {
         let (spec, was_known) = (&specs::all()[number], self.spaces[number].known);
-        let stored = self.tiers.iter().map(|tier| tier.epoch(spec.root())).max().unwrap_or(0);
+        let stored = self.epoch_in_tiers(spec.root());
         // A known namespace is opened by its number.
         let use_known = was_known && self.rng.chance(50);
         let silent = if use_known { None } else { self.silent_tier(number) };
@@ -54,9 +54,7 @@ impl World {
             Some(silent) => {
                 let others = self.tiers.iter().enumerate().filter(|&(tier, _)| tier != silent);
                 let epoch = others.map(|(_, tier)| tier.epoch(spec.root())).max().unwrap_or(0);
-                let mut provisional = [0xDD; 16];
-                provisional[..8].copy_from_slice(&self.number().to_le_bytes());
-                let provisional = NamespaceId(provisional);
+                let provisional = self.unused_id(0xDD);
                 self.provisional_ids.insert(provisional);
                 Request::OpenProvisionally { spec: Arc::clone(spec), epoch, provisional }
             }
@@ -98,6 +96,25 @@ impl World {
         Ok(())
     }
 
+    /// Returns an id that no epoch has, nor another call has returned.
+    fn unused_id(&mut self, fill: u8) -> NamespaceId {
+        let mut id = [fill; 16];
+        id[..8].copy_from_slice(&self.number().to_le_bytes());
+        NamespaceId(id)
+    }
+
+    /// Returns the highest epoch of a namespace that any tier has.
+    pub(crate) fn epoch_in_tiers(&self, root: NamespaceId) -> u32 {
+        self.tiers.iter().map(|tier| tier.epoch(root)).max().unwrap_or(0)
+    }
+
+    /// Has the tiers that lag store an epoch. Returns whether all have it now.
+    fn store_epoch(&mut self, root: NamespaceId, epoch: u32) -> bool {
+        self.tiers
+            .iter_mut()
+            .fold(true, |stored, tier| stored & (tier.epoch(root) >= epoch || tier.set_epoch(root, epoch)))
+    }
+
     /// Draws the tier that does not answer about a namespace, if one does not. A namespace of values is not opened then.
     fn silent_tier(&self, number: usize) -> Option<usize> {
         // Random numbers of its own, so that the plan's do not change.
@@ -116,12 +133,8 @@ impl World {
             return Ok(());
         }
         let (namespace, root, acknowledged) = (space.handle, space.root, space.acknowledged);
-        let told = self.tiers.iter().map(|tier| tier.epoch(root)).max().unwrap_or(0);
-        let epoch = told.max(space.epoch);
-        let mut stored = true;
-        for tier in &mut self.tiers {
-            stored &= tier.epoch(root) >= epoch || tier.set_epoch(root, epoch);
-        }
+        let epoch = self.epoch_in_tiers(root).max(space.epoch);
+        let stored = self.store_epoch(root, epoch);
         self.opened.clear();
         self.request_of(None, Request::FollowEpoch { namespace, epoch, stored }, Asked::Done)?;
         let Some(opened) = self.opened.pop().filter(|opened| opened.epoch >= acknowledged) else {
@@ -277,9 +290,7 @@ impl World {
         let (root, earlier) = (self.spaces[number].root, self.spaces[number].id);
         let by_advance = self.rng.chance(50);
         if by_advance {
-            let mut provisional = [0xEE; 16];
-            provisional[..8].copy_from_slice(&self.number().to_le_bytes());
-            let provisional = NamespaceId(provisional);
+            let provisional = self.unused_id(0xEE);
             self.request_of(None, Request::BeginAdvance { namespace, provisional }, Asked::Done)?;
         } else {
             self.request_of(None, Request::FollowEpoch { namespace, epoch, stored: false }, Asked::Done)?;
@@ -343,10 +354,7 @@ impl World {
                 continue;
             }
             let (root, epoch, namespace) = (space.root, space.epoch, space.handle);
-            let mut stored = true;
-            for tier in &mut self.tiers {
-                stored &= tier.epoch(root) >= epoch || tier.set_epoch(root, epoch);
-            }
+            let stored = self.store_epoch(root, epoch);
             if stored {
                 self.spaces[number].unstored = false;
                 self.spaces[number].acknowledged = epoch;

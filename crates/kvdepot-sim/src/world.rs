@@ -236,7 +236,7 @@ impl World {
                 continue;
             }
             let root = spec.root();
-            let stored = self.tiers.iter().map(|tier| tier.epoch(root)).max().unwrap_or(0);
+            let stored = self.epoch_in_tiers(root);
             let epoch = stored.max(at_least.get(number).copied().unwrap_or(0));
             let request = Request::OpenNamespace { spec: Arc::clone(spec), epoch };
             self.request_of(None, request, Asked::Done)?;

@@ -57,7 +57,7 @@ impl Namespace {
     }
 
     /// Returns whether its keys carry the id of its epoch.
-    const fn has_epoch_id(&self) -> bool {
+    pub(crate) const fn has_epoch_id(&self) -> bool {
         self.advancing == 0 && !self.provisional
     }
 }
@@ -211,6 +211,11 @@ impl Catalog {
     pub(crate) fn is_provisional(&self, space: SpaceId) -> bool {
         let namespace = self.spaces.get(&space).and_then(|space| self.namespaces.get(&space.handle?));
         namespace.is_some_and(|namespace| namespace.provisional)
+    }
+
+    /// Returns whether tiers get no blocks of a space, because one of them has not answered about its namespace.
+    pub(crate) fn stays_in_pool(&self, space: SpaceId) -> bool {
+        self.is_provisional(space) && !self.flaws.has(Flaw::ProvisionalWritten)
     }
 
     /// Whether keys of this space can still be asked for.

@@ -4,8 +4,7 @@ use smallvec::SmallVec;
 
 use super::batch::REQUEST_BLOCKS;
 use super::event::{Effects, Leased, NamespaceHandle, Outcome, Owner, Reply, Reserve, ShardSet};
-use super::flaw::Flaw;
-use super::names::{PoolKey, SpaceId};
+use super::names::PoolKey;
 use super::pool::NoRoom;
 use super::{Location, Machine, Namespace};
 use crate::block::Block;
@@ -196,17 +195,12 @@ impl Machine {
     /// A block's last shard came: visible from now on, and queued for the tiers.
     fn sealed(&mut self, slot: SlotId, replaces: bool) {
         let (readable, space) = (self.pool.slot(slot).block.is_readable(), self.pool.slot(slot).key.space);
-        if readable && self.flow.has_tiers() && !self.stays_in_pool(space) {
+        if readable && self.flow.has_tiers() && !self.catalog.stays_in_pool(space) {
             self.flow.write(&mut self.pool, slot, replaces);
         } else {
             self.pool.edit(slot, |slot| slot.block.seal_clean());
         }
         self.pool.free_if_over(slot);
-    }
-
-    /// Returns whether tiers get no blocks of a space, because one of them has not answered about its namespace.
-    pub(super) fn stays_in_pool(&self, space: SpaceId) -> bool {
-        self.catalog.is_provisional(space) && !self.flaws.has(Flaw::ProvisionalWritten)
     }
 
     pub(super) fn publish(

@@ -387,15 +387,10 @@ pub struct Opened {
     pub id: NamespaceId,
     /// Its epoch.
     pub epoch: u32,
+    /// Whether that is the id of its epoch; not while it is provisional or its epoch is moving.
+    pub has_epoch_id: bool,
     /// Its fingerprinted specification.
     pub spec: Arc<NamespaceSpec>,
-}
-
-impl Opened {
-    /// Returns whether its keys carry the id of its epoch; not while it is provisional or its epoch is moving.
-    pub fn has_epoch_id(&self) -> bool {
-        self.id == self.spec.id(self.epoch)
-    }
 }
 
 /// A namespace that is no longer known.

@@ -226,7 +226,7 @@ impl Machine {
                 keys.push(self.catalog.block_key(&key));
                 continue;
             }
-            let stays = self.stays_in_pool(key.space);
+            let stays = self.catalog.stays_in_pool(key.space);
             let again = if stays { 0 } else { self.flow.to_write_again(&self.pool, id) };
             if slot.saved != 0 {
                 keys.push(self.catalog.block_key(&key));

@@ -200,8 +200,10 @@ impl Machine {
         if let Some(space) = left {
             self.leave(space, out);
         }
-        let Namespace { id, epoch, spec, .. } = self.catalog.get(handle)?.clone();
-        let opened = Opened { handle, id, epoch, spec };
+        let namespace = self.catalog.get(handle)?;
+        let has_epoch_id = namespace.has_epoch_id();
+        let Namespace { id, epoch, spec, .. } = namespace.clone();
+        let opened = Opened { handle, id, epoch, has_epoch_id, spec };
         out.namespaces.push(opened.clone());
         Ok(Reply::Namespace(opened))
     }

@@ -86,7 +86,7 @@ impl Removed {
 
 impl From<Opened> for OpenNamespace {
     fn from(opened: Opened) -> Self {
-        let Opened { handle, id, epoch, spec } = opened;
+        let Opened { handle, id, epoch, spec, .. } = opened;
         Self { handle, id, epoch, block_bytes: spec.layout().block_bytes() }
     }
 }

@@ -24,7 +24,7 @@ fn block(slot: u32, pages: &[u64]) -> Whole {
 fn opened(epoch: u32) -> Opened {
     let layout = BlockLayout::uniform(1, &[4096]).unwrap();
     let spec = Arc::new(NamespaceSpec::new("{\"model\":\"ledger\"}", layout).unwrap());
-    Opened { handle: 0, id: spec.id(epoch), epoch, spec }
+    Opened { handle: 0, id: spec.id(epoch), epoch, has_epoch_id: true, spec }
 }
 
 fn left(ledger: &Ledger) -> Result<LeftLedger> {
@@ -128,7 +128,7 @@ fn more_namespaces_than_there_are_places_take_turns() {
     let layout = BlockLayout::uniform(1, &[4096]).unwrap();
     let opened = |handle: u64, epoch| {
         let spec = NamespaceSpec::new(&format!("{{\"model\":\"{handle}\"}}"), layout.clone()).unwrap();
-        Opened { handle, id: spec.id(epoch), epoch, spec: Arc::new(spec) }
+        Opened { handle, id: spec.id(epoch), epoch, has_epoch_id: true, spec: Arc::new(spec) }
     };
     let places = NAMESPACES_MAX as u64;
     (0..places).for_each(|handle| ledger.opened(&opened(handle, 0)));

@@ -102,7 +102,7 @@ impl Locator {
         if let Some(ghost) = ghost {
             return ghost.into();
         }
-        if self.directory.by_id(key.namespace).is_some_and(|opened| !opened.has_epoch_id()) {
+        if self.directory.by_id(key.namespace).is_some_and(|opened| !opened.has_epoch_id) {
             // Tiers are not asked for it, because one of them has not answered about the namespace.
             return Reason::TooSlow.into();
         }
@@ -161,7 +161,13 @@ mod tests {
         let locator = Locator::new(Vec::new(), Duration::from_secs(60), 64);
         let layout = BlockLayout::uniform(1, &[4096]).expect("a layout");
         let spec = Arc::new(NamespaceSpec::new("{}", layout).expect("a description"));
-        let open = |epoch| Opened { handle: 0, id: spec.id(epoch), epoch, spec: Arc::clone(&spec) };
+        let open = |epoch| Opened {
+            handle: 0,
+            id: spec.id(epoch),
+            epoch,
+            has_epoch_id: true,
+            spec: Arc::clone(&spec),
+        };
         let key = |epoch, number| BlockKey { namespace: spec.id(epoch), hash: BlockHash([number; 16]) };
         let reason = |key: BlockKey| {
             let spaces = [key.namespace];

@@ -35,13 +35,7 @@ impl Claims {
                         _ => Known::ABSENT,
                     }
                 }
-                None if !rooms.flow.has_tiers()
-                    || rooms.flow.is_leaving(&key)
-                    || !rooms.catalog.is_live(key.space)
-                    || rooms.catalog.is_provisional(key.space) =>
-                {
-                    Known::ABSENT
-                }
+                None if !rooms.may_be_in_tiers(&key) => Known::ABSENT,
                 // Earlier answers of tiers are still valid after the claim had to wait, unless the block was in the
                 // pool then.
                 None if claim.asks_again || before.is_in_pool() || before == Known::UNLOCATED => {

@@ -323,7 +323,7 @@ impl Flow {
             pool.doom(write.slot);
             return false;
         }
-        if catalog.is_provisional(key.space) && !self.flaws.has(Flaw::ProvisionalWritten) {
+        if catalog.stays_in_pool(key.space) {
             self.give_up_write(pool, catalog, tier, &write, false, out);
             return false;
         }

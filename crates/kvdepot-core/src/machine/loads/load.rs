@@ -139,9 +139,8 @@ impl Load {
             return Want::Missed(ErrorKind::NotFound);
         }
         let Some(slot) = rooms.pool.find_kept(&key) else {
-            let asks_tiers = rooms.flow.has_tiers() && !rooms.catalog.is_provisional(key.space);
-            let hopeless = !asks_tiers || rooms.flow.is_leaving(&key);
-            return if hopeless { Want::Missed(ErrorKind::NotFound) } else { Want::Unlocated };
+            let may_come = rooms.may_be_in_tiers(&key);
+            return if may_come { Want::Unlocated } else { Want::Missed(ErrorKind::NotFound) };
         };
         if !self.can_read(rooms, slot) {
             // Until a tier has leased it, other readers wait for it.
