@@ -13,6 +13,7 @@ pub mod limits;
 pub mod machine;
 pub mod misses;
 pub mod pipeline;
+pub mod priority;
 pub mod quota;
 pub mod regions;
 pub mod rendezvous;
@@ -28,6 +29,7 @@ pub use key::{BlockHash, BlockKey, NamespaceId, NamespaceSpec, VALUES_KIND, epoc
 pub use layout::BlockLayout;
 pub use lease::{LeaseId, LeaseTable};
 pub use pipeline::{PipelineSpec, PoolKind};
+pub use priority::Priority;
 pub use quota::Ledger;
 pub use regions::{RegionGauge, RegionIndex};
 pub use runs::{Run, RunAllocator, Runs};

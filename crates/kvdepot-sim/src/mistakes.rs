@@ -29,6 +29,8 @@ pub enum Mistake {
     ValueKept,
     /// Every tier gets every block when it is sealed.
     PlacementIgnored,
+    /// Blocks of low priority are written to tiers before anybody uses them.
+    LowPriorityWritten,
     /// A depot that takes over a pool does not learn which clients still copy.
     HoldersForgotten,
     /// A depot that takes over a pool mistakes blocks of an earlier epoch for blocks of the current one.
@@ -103,7 +105,7 @@ pub enum Mistake {
 
 impl Mistake {
     /// All of them.
-    pub const ALL: [Self; 47] = [
+    pub const ALL: [Self; 48] = [
         Self::SealedEarly,
         Self::LeaseKept,
         Self::NoQuarantine,
@@ -116,6 +118,7 @@ impl Mistake {
         Self::DisplacedWritten,
         Self::ValueKept,
         Self::PlacementIgnored,
+        Self::LowPriorityWritten,
         Self::HoldersForgotten,
         Self::EpochForgotten,
         Self::FillingHandedOver,
@@ -169,6 +172,7 @@ impl Mistake {
             Self::RecordKept => Some(Flaw::RecordKept),
             Self::ValueKept => Some(Flaw::AlreadyThereIsStored),
             Self::PlacementIgnored => Some(Flaw::PlacementIgnored),
+            Self::LowPriorityWritten => Some(Flaw::LowPriorityWritten),
             Self::HandleUsedAgain => Some(Flaw::HandlesUsedAgain),
             Self::ProvisionalWritten => Some(Flaw::ProvisionalWritten),
             Self::ForgottenUnstored => Some(Flaw::ForgetUnstored),

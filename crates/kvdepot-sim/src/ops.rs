@@ -1,7 +1,7 @@
 //! The operations of a run. Each derives its actions from its own random numbers and from the current world.
 
 use kvdepot_core::machine::{Event, Location, Request, Reserve, ShardSet};
-use kvdepot_core::{BlockHash, BlockKey};
+use kvdepot_core::{BlockHash, BlockKey, Priority};
 
 use crate::asked::Asked;
 use crate::client::Client;
@@ -106,8 +106,18 @@ impl World {
     fn dump(&mut self) -> Result<(), Fail> {
         let client = self.someone();
         let (space, hashes) = (self.space_of_blocks(), self.units());
-        let how = if self.rng.chance(25) { Reserve::RemoteBlock } else { Reserve::Block };
+        let how = if self.rng.chance(25) { Reserve::RemoteBlock } else { self.drawn_priority() };
         self.reserve(client, space, hashes, how)
+    }
+
+    /// Returns the kind of slot for a local dump. It uses its own random numbers, so the plan's do not change.
+    fn drawn_priority(&self) -> Reserve {
+        let mut rng = Rng::new(self.plan.seed ^ (self.at as u64) << 8 ^ 0x9817_0217);
+        match rng.below(5) {
+            0 | 1 if self.has(Feature::Priorities) => Reserve::Ranked(Priority::Low),
+            2 if self.has(Feature::Priorities) => Reserve::Ranked(Priority::High),
+            _ => Reserve::Block,
+        }
     }
 
     fn put(&mut self) -> Result<(), Fail> {
@@ -128,7 +138,7 @@ impl World {
         }
         let (keys, pages) = (self.keys(space, &hashes), self.spaces[space].pages);
         let (namespace, runs_max) = (self.spaces[space].handle, self.runs_max());
-        let asked = Asked::Reserve { keys, pages, value: how == Reserve::Value };
+        let asked = Asked::Reserve { keys, pages, value: how.is_value() };
         self.tell_wish(client)?;
         self.request_of(
             Some(client),

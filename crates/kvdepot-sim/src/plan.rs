@@ -42,15 +42,18 @@ pub enum Feature {
     KeptPools,
     RemovalErrors,
     Wishes,
+    /// Dumps have priorities.
+    Priorities,
     Crowds,
     Leases,
 }
 
 /// All features, in the order in which shrinking tries to disable them.
-pub const FEATURES: [Feature; 31] = [
+pub const FEATURES: [Feature; 32] = [
     Feature::Leases,
     Feature::Crowds,
     Feature::Wishes,
+    Feature::Priorities,
     Feature::KeptPools,
     Feature::RemovalErrors,
     Feature::Forgetting,
@@ -83,7 +86,7 @@ pub const FEATURES: [Feature; 31] = [
 
 /// A set of features.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Features(u32);
+pub struct Features(u64);
 
 impl Features {
     /// Returns whether a feature is enabled.
@@ -237,6 +240,9 @@ impl Plan {
         if Rng::new(seed ^ 0x3157_ED00).chance(25) {
             features = features.without(Feature::Wishes);
         }
+        if Rng::new(seed ^ 0x9817_0033).chance(60) {
+            features = features.without(Feature::Priorities);
+        }
         if Rng::new(seed ^ 0xC40_3D72).chance(50) {
             features = features.without(Feature::Crowds);
         }
@@ -248,6 +254,7 @@ impl Plan {
             Feature::KeptPools,
             Feature::RemovalErrors,
             Feature::Wishes,
+            Feature::Priorities,
             Feature::Crowds,
             Feature::Leases,
         ];

@@ -103,6 +103,11 @@ fn a_block_written_earlier_than_its_tier_s_placement_says() {
 }
 
 #[test]
+fn blocks_of_low_priority_given_to_tiers() {
+    finds(Mistake::LowPriorityWritten, &[Rule::Totals]);
+}
+
+#[test]
 fn a_pool_taken_over_from_under_a_client_that_copies() {
     finds(Mistake::HoldersForgotten, &[Rule::Owners, Rule::Bytes, Rule::Presence]);
 }

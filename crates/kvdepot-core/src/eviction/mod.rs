@@ -5,15 +5,18 @@ use crate::error::{Error, ErrorKind, Result};
 
 mod chunked;
 mod ghosts;
+mod lane;
 mod lhd;
 mod list;
 mod lru;
 mod policy;
+mod ranked;
 mod s3fifo;
 mod walk;
 
 pub use lhd::Lhd;
 pub use lru::Lru;
+pub(crate) use ranked::Ranked;
 pub use policy::{EvictionPolicy, Search, SlotId};
 pub use s3fifo::S3Fifo;
 

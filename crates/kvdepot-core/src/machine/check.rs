@@ -28,6 +28,9 @@ impl Machine {
         if counted != found {
             return Err(format!("counted {counted:?} in place, but the slots hold {found:?}"));
         }
+        if let Some(slot) = self.pool.low_in_tiers() {
+            return Err(format!("slot {slot} is of low priority, and a tier has it or is to get it"));
+        }
         self.check_spaces()
     }
 

@@ -3,6 +3,7 @@
 use smallvec::SmallVec;
 
 use super::batch::REQUEST_BLOCKS;
+use super::flaw::Flaw;
 use super::event::{Effects, Leased, NamespaceHandle, Outcome, Owner, Reply, Reserve, ShardSet};
 use super::names::PoolKey;
 use super::pool::NoRoom;
@@ -13,6 +14,7 @@ use crate::eviction::SlotId;
 use crate::key::{BlockKey, NamespaceId};
 use crate::lease::LeaseId;
 use crate::misses::Fate;
+use crate::priority::Priority;
 
 impl Machine {
     #[expect(clippy::too_many_arguments, reason = "the fields of the request")]
@@ -28,7 +30,7 @@ impl Machine {
     ) -> Result<Reply> {
         self.note_near(owner, namespace);
         let namespace = self.catalog.get_as(namespace, id)?.clone();
-        if how == Reserve::Value && namespace.provisional {
+        if how.is_value() && namespace.provisional {
             // A tier may have an earlier value, which would be found again when the namespace moves to its epoch (P1).
             return Err(Error::new(
                 ErrorKind::Unavailable,
@@ -50,7 +52,7 @@ impl Machine {
             .collect();
         self.pool.prefetch(keys.iter().map(|&(_, hash)| hash));
         for (key, hash) in keys {
-            if how != Reserve::Value && self.has_for_dump(&key, hash, out) {
+            if !how.is_value() && self.has_for_dump(&key, hash, how.priority(), out) {
                 self.counters.dump_blocks_had += 1;
                 outcomes.push(Outcome::Have);
                 continue;
@@ -89,9 +91,12 @@ impl Machine {
     }
 
     /// Returns whether a block need not be dumped. If a tier is late with it, the tier's read is given up: the caller has it.
-    fn has_for_dump(&mut self, key: &PoolKey, hash: u64, out: &mut Effects) -> bool {
+    fn has_for_dump(&mut self, key: &PoolKey, hash: u64, priority: Priority, out: &mut Effects) -> bool {
         let Some(slot) = self.pool.find_kept_hashed(key, hash) else { return false };
-        let Some(tier) = self.flow.late_reader(&self.pool, slot) else { return true };
+        let Some(tier) = self.flow.late_reader(&self.pool, slot) else {
+            self.pool.raise_priority(slot, priority);
+            return true;
+        };
         self.give_up_read(tier, slot, out);
         // It may have been a copy of a block that lies in a tier's memory.
         self.pool.find_kept_hashed(key, hash).is_some()
@@ -113,18 +118,19 @@ impl Machine {
                 "too many pieces for one answer: ask for the rest again",
             )));
         }
-        if how != Reserve::Block {
+        if how.is_limited() {
             self.pool.may_fill(bytes).map_err(NoRoom::Full)?;
         }
         if self.flow.has_tiers() {
             self.pool.may_dirty(bytes).map_err(NoRoom::Full)?;
         }
-        let shards = if how == Reserve::Value { 1 } else { layout.shard_count() };
-        let (indexed, near) = (how != Reserve::Value, namespace.near);
+        let shards = if how.is_value() { 1 } else { layout.shard_count() };
+        let (indexed, near) = (!how.is_value(), namespace.near);
         let slot = self.pool.insert_hashed(key, Block::dumping(shards), bytes, indexed, near)?;
-        if how == Reserve::Value {
+        if how.is_value() {
             self.pool.edit(slot, |slot| slot.set_value(true));
         }
+        self.pool.set_priority(slot, how.priority());
         match self.pool.lease_for_filling(owner, slot) {
             Ok(lease) => {
                 let (runs, block_bytes) = (self.pool.slot(slot).runs(), layout.block_bytes());
@@ -195,6 +201,12 @@ impl Machine {
     /// A block's last shard came: visible from now on, and queued for the tiers.
     fn sealed(&mut self, slot: SlotId, replaces: bool) {
         let (readable, space) = (self.pool.slot(slot).block.is_readable(), self.pool.slot(slot).key.space);
+        let is_low = self.pool.priority(slot) == Priority::Low && !self.pool.slot(slot).is_value();
+        if is_low && !self.flow.flaws.has(Flaw::LowPriorityWritten) {
+            // No tier is asked before its first use.
+            let tiers = self.flow.all();
+            self.pool.edit(slot, |slot| slot.refused = tiers);
+        }
         if readable && self.flow.has_tiers() && !self.catalog.stays_in_pool(space) {
             self.flow.write(&mut self.pool, slot, replaces);
         } else {

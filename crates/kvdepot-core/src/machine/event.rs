@@ -11,6 +11,7 @@ use crate::hit::GroupShape;
 use crate::key::{BlockHash, BlockKey, NamespaceId, NamespaceSpec};
 use crate::lease::LeaseId;
 use crate::misses::{Gone, Missed};
+use crate::priority::Priority;
 use crate::regions::RegionIndex;
 use crate::runs::Runs;
 
@@ -185,10 +186,32 @@ pub struct ClaimGroup {
 pub enum Reserve {
     /// A block that never changes: refused if it is present or in flight.
     Block,
+    /// Like `Block`, with a priority. One that the pool has gets it if it is higher.
+    Ranked(Priority),
     /// Like `Block`, for a remote client: the total size that all of them fill is limited.
     RemoteBlock,
     /// A value that will replace the current one.
     Value,
+}
+
+impl Reserve {
+    /// Returns whether the slot is for a value that will replace the current one.
+    pub const fn is_value(self) -> bool {
+        matches!(self, Self::Value)
+    }
+
+    /// Returns whether the total size that all such slots fill is limited.
+    pub(super) const fn is_limited(self) -> bool {
+        matches!(self, Self::RemoteBlock | Self::Value)
+    }
+
+    /// Returns the block's priority.
+    pub const fn priority(self) -> Priority {
+        match self {
+            Self::Ranked(priority) => priority,
+            Self::Block | Self::RemoteBlock | Self::Value => Priority::Normal,
+        }
+    }
 }
 
 /// A client's request.

@@ -15,6 +15,8 @@ pub enum Flaw {
     AlreadyThereIsStored,
     /// Every tier is given every block at its seal.
     PlacementIgnored,
+    /// Blocks of low priority are written to tiers before anybody uses them.
+    LowPriorityWritten,
     /// A slot that is being filled is handed over as a block.
     HandOverFilling,
     /// The ledger is not updated when a block leaves.

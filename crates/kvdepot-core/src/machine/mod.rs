@@ -118,6 +118,10 @@ pub struct Gauges {
     pub in_place: LeasedInPlace,
     /// Blocks that lookups can find, and those being fetched.
     pub pool_blocks: usize,
+    /// Sealed blocks of low priority that nobody has used.
+    pub low_priority_blocks: usize,
+    /// Sealed blocks of high priority.
+    pub high_priority_blocks: usize,
     /// Sealed blocks that are not yet in every tier that should have them.
     pub dirty_blocks: u64,
     /// Known namespaces.
@@ -253,6 +257,7 @@ impl Machine {
     pub fn gauges(&self) -> Gauges {
         let (leases, lease_age_max_s) = self.pool.lease_gauges();
         let (reads_hung, writes_hung) = self.flow.hung();
+        let (low_priority_blocks, high_priority_blocks) = self.pool.blocks_by_priority();
         Gauges {
             pool_bytes: self.pool.bytes(),
             pool_free_bytes: self.pool.free_bytes(),
@@ -260,6 +265,8 @@ impl Machine {
             stopped_bytes: self.pool.stopped_bytes(),
             in_place: self.pool.leased_in_place(),
             pool_blocks: self.pool.blocks(),
+            low_priority_blocks,
+            high_priority_blocks,
             dirty_blocks: self.pool.dirty_blocks(),
             namespaces: self.catalog.len(),
             namespaces_provisional: self.catalog.provisional_len(),

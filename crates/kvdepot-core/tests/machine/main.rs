@@ -14,5 +14,6 @@ mod model;
 mod namespaces;
 mod orders;
 mod placement;
+mod priorities;
 mod regions;
 mod removals;

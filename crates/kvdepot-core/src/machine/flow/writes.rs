@@ -14,6 +14,7 @@ use super::turns::{Next, Until};
 use crate::error::{Error, ErrorKind, Result};
 use crate::eviction::SlotId;
 use crate::misses::Fate;
+use crate::priority::Priority;
 
 /// Returns whether a write's outcome says that its tier wrote nothing. `NotFound` does not: a namespace may be reset after
 /// its block was written.
@@ -46,10 +47,15 @@ impl Flow {
         }
     }
 
-    /// Returns the tiers that should get a block as soon as it is sealed.
+    /// Returns the tiers that should get a block as soon as it is sealed: none if its priority is low, until it is used.
     pub(super) fn at_seal(&self, pool: &Pool, slot: SlotId) -> TierMask {
         let all = pool.slot(slot).is_value() || self.flaws.has(Flaw::PlacementIgnored);
-        if all { self.all() } else { self.placements.through }
+        let none = pool.priority(slot) == Priority::Low && !self.flaws.has(Flaw::LowPriorityWritten);
+        match (all, none) {
+            (true, _) => self.all(),
+            (false, true) => 0,
+            (false, false) => self.placements.through,
+        }
     }
 
     /// Returns the set of all tiers.

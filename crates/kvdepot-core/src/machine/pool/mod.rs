@@ -18,9 +18,10 @@ mod totals;
 use hashbrown::HashMap;
 
 use crate::error::Error;
-use crate::eviction::{EvictionPolicy, SlotId};
+use crate::eviction::{EvictionPolicy, Ranked, SlotId};
 use crate::lease::LeaseTable;
 use crate::misses::Fate;
+use crate::priority::Priority;
 use crate::regions::{RegionIndex, Regions};
 
 use super::event::Owner;
@@ -111,7 +112,7 @@ pub(crate) struct Pool {
     regions: Regions,
     /// Preferred regions of owners.
     near: HashMap<Owner, RegionIndex>,
-    policy: Box<dyn EvictionPolicy>,
+    policy: Ranked,
     leases: LeaseTable,
     fills: Fills,
     held: Held,
@@ -174,7 +175,7 @@ impl Pool {
             index: Index::new(config.seed),
             regions: Regions::new(&[config.pool_bytes_max.max(config.pool_bytes)]),
             near: HashMap::new(),
-            policy: config.policy,
+            policy: Ranked::new(config.policy),
             leases: LeaseTable::new(),
             fills: Fills::default(),
             held: Held::default(),
@@ -351,13 +352,54 @@ impl Pool {
 
     /// Records a use of the block.
     pub(crate) fn touch(&mut self, id: SlotId) {
-        self.policy.touch(id);
+        let Self { policy, slots, index, .. } = self;
+        policy.touch(id, || index.hash(&slots.at(id).key));
         let slot = self.slots.at_mut(id);
         let second = slot.count_use() && self.counts_uses;
         if second || !slot.was_told(self.now_s, TOUCH_INTERVAL_S) {
             slot.tell_use(self.now_s);
             self.touched.push(id);
         }
+    }
+
+    /// Returns the priority of a slot's block.
+    pub(crate) fn priority(&self, id: SlotId) -> Priority {
+        self.policy.priority(id)
+    }
+
+    /// Returns how many blocks of low and of high priority the pool has.
+    pub(crate) fn blocks_by_priority(&self) -> (usize, usize) {
+        self.policy.special()
+    }
+
+    /// Gives a slot that a client fills a priority. In a pool that keeps no blocks it would have no meaning.
+    pub(crate) fn set_priority(&mut self, id: SlotId, priority: Priority) {
+        if self.keeps {
+            self.policy.set_filling(id, priority);
+        }
+    }
+
+    /// Gives a block a higher priority, if this is one: somebody else has dumped it.
+    pub(crate) fn raise_priority(&mut self, id: SlotId, priority: Priority) {
+        let slot = self.slots.at(id);
+        let before = self.policy.priority(id);
+        if slot.is_in_place() || !self.keeps || priority <= before {
+            return;
+        }
+        self.policy.raise(id, priority, self.index.hash(&slot.key), slot.standing().listed);
+        if before == Priority::Low && slot.block.is_readable() {
+            // The tiers have not got it.
+            self.touched.push(id);
+        }
+    }
+
+    /// Returns a slot of low priority that a tier has or is to get, although nobody has used its block. For tests.
+    #[cfg(any(test, feature = "model"))]
+    pub(crate) fn low_in_tiers(&self) -> Option<SlotId> {
+        let is_in_tiers = |slot: &Slot| !slot.is_value() && slot.to_write | slot.writing | slot.saved != 0;
+        (0..self.slots.numbers()).map(|id| id as SlotId).find(|&id| {
+            self.priority(id) == Priority::Low && self.slots.get(id).is_some_and(is_in_tiers)
+        })
     }
 
     /// Tells that a block went, or that a tier failed it.

@@ -8,6 +8,7 @@ use crate::block::Block;
 use crate::error::{Error, ErrorKind, Result};
 use crate::eviction::{Search, SlotId};
 use crate::misses::Fate;
+use crate::priority::Priority;
 use crate::regions::RegionIndex;
 use crate::runs::Runs;
 
@@ -129,7 +130,8 @@ impl Pool {
         if let Some(age_s) = kept_s {
             self.evict_ages.count(age_s);
         }
-        self.evicted_unwritten += u64::from(!slot.is_value() && self.cold_tiers & !slot.saved != 0);
+        let is_owed = self.policy.priority(victim) != Priority::Low && !slot.is_value();
+        self.evicted_unwritten += u64::from(is_owed && self.cold_tiers & !slot.saved != 0);
         if slot.saved == 0 && slot.is_indexed() {
             self.gone.push(GoneHere { key: slot.key, fate: Fate::Evicted, tier: None, kept_s });
         }
@@ -395,9 +397,7 @@ impl Pool {
             self.free_in_place(id, &slot);
             return;
         }
-        if before.listed {
-            self.policy.remove(id);
-        }
+        self.policy.remove(id);
         self.regions.free(&slot.runs());
         self.room_came = true;
     }
