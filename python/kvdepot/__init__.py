@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from kvdepot.hashes import block_hash
     from kvdepot.layout import BlockLayout
     from kvdepot.namespace import Namespace
+    from kvdepot.priority import Priority
     from kvdepot.store import Store
     from kvdepot.task import Task, TaskResult
 
@@ -55,6 +56,7 @@ __all__ = [
     "KVDepotError",
     "Namespace",
     "NoSpaceError",
+    "Priority",
     "ProtocolError",
     "StorageError",
     "Store",
@@ -85,6 +87,7 @@ _HOMES = {
     "Hit": "kvdepot.claim",
     "KVDepotConfig": "kvdepot.config",
     "Namespace": "kvdepot.namespace",
+    "Priority": "kvdepot.priority",
     "Store": "kvdepot.store",
     "Task": "kvdepot.task",
     "TaskResult": "kvdepot.task",

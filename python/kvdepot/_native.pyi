@@ -322,6 +322,7 @@ class Store:
         pages: npt.NDArray[np.int64],
         *,
         wait_event: int = 0,
+        priority: str = "normal",
         keep: object = None,
     ) -> Task:
         """Stores page ``pages[i]`` as block ``hashes[i]``. Blocks that the depot already has are not copied again.
@@ -329,8 +330,11 @@ class Store:
         Args:
             wait_event: device event (a ``CUevent``) after which the pages may be read; 0 = now. It must not be recorded
                 again until the task is done, and must stay valid until the copies have ended: pass its owner as
-                ``keep``."""
-    def begin_dump_pages(self, hashes: Sequence[bytes], pages: npt.NDArray[np.int64]) -> Task:
+                ``keep``.
+            priority: ``low``, ``normal`` or ``high``: how long the pool keeps the blocks, compared with others."""
+    def begin_dump_pages(
+        self, hashes: Sequence[bytes], pages: npt.NDArray[np.int64], *, priority: str = "normal"
+    ) -> Task:
         """Like ``dump_pages``, but each shard is read only after ``Task.submit_shard`` (layer-wise save)."""
     def load_pages(
         self,
@@ -353,6 +357,8 @@ class Store:
         shards: npt.NDArray[np.int64],
         addresses: npt.NDArray[np.uint64],
         keep: object = None,
+        *,
+        priority: str = "normal",
     ) -> Task:
         """Stores shard ``shards[i]`` of block ``hashes[i]`` from ``addresses[i, t]``. A block becomes visible once all
         its shards were stored, by one task or several."""

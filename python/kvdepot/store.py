@@ -3,6 +3,7 @@
 import json
 import os
 from collections.abc import Sequence
+from functools import partial
 from types import TracebackType
 from typing import Any
 
@@ -16,6 +17,7 @@ from kvdepot.errors import ConfigError, UnavailableError
 from kvdepot.layout import BlockLayout
 from kvdepot.memory import Addresses, Buffers, memory_of
 from kvdepot.namespace import Namespace
+from kvdepot.priority import Priority
 from kvdepot.task import Task, TaskResult
 
 _CLOSE_GRACE_MS = 1_000
@@ -115,6 +117,7 @@ class Store:
         buffers: Buffers,
         shards: Sequence[int] | None = None,
         *,
+        priority: Priority = "normal",
         keep: object = None,
     ) -> Task:
         """Stores blocks.
@@ -127,6 +130,10 @@ class Store:
                 of shape ``(rows, tensors)``, whose memory the caller keeps allocated until the task is done.
             shards: shard of each row, which then has the tensors of that shard. ``None`` = whole blocks: a row has the
                 tensors of all shards in order.
+            priority: how long the blocks stay in the pool, compared with others. ``low``: they are evicted before all
+                others, and written to no tier, until their first use. ``high``: they are evicted after all others,
+                while such blocks are at most half of the pool's. A block that is stored twice keeps the higher one.
+                Tiers do not know priorities, and a pool that keeps no blocks (``Staging``) has none.
             keep: object that is held until no copy touches the memory any more, such as the owner of addresses.
 
         Returns:
@@ -135,10 +142,11 @@ class Store:
 
         Raises:
             ConfigError: sizes or counts do not fit the layout, its shards have different numbers of tensors, a hash is
-                not 1 to 64 bytes long, or an array holds Python objects. Nothing was stored.
+                not 1 to 64 bytes long, an array holds Python objects, or no priority has this name. Nothing was stored.
             UnsupportedError: a tensor is not in the memory that the store was opened for.
         """
-        return self._submit(self._native.dump, hashes, buffers, shards, keep, writable=False)
+        dump = partial(self._native.dump, priority=priority)
+        return self._submit(dump, hashes, buffers, shards, keep, writable=False)
 
     def load(
         self,
@@ -191,6 +199,7 @@ class Store:
         pages: Sequence[int] | npt.NDArray[np.int64],
         *,
         wait_event: int = 0,
+        priority: Priority = "normal",
         keep: object = None,
     ) -> Task:
         """Stores page ``pages[i]`` as block ``hashes[i]``. Blocks that the depot already has are not copied again.
@@ -200,24 +209,33 @@ class Store:
             pages: number of each block's page.
             wait_event: CUDA event after which the pages may be read, a ``CUevent`` as an integer; 0 = now. It must not
                 be recorded again until the task is done.
+            priority: as for ``dump``.
             keep: object that is held until the copies have ended, such as the event's owner.
 
         Returns:
             The task. The pages must not change before it is done.
 
         Raises:
-            ConfigError: no pages are registered, a page does not exist, or a hash is not 1 to 64 bytes long.
+            ConfigError: no pages are registered, a page does not exist, a hash is not 1 to 64 bytes long, or no
+                priority has this name.
             KVDepotError: the task was refused, because the store is closed or too many tasks wait.
         """
         pages = np.asarray(pages, dtype=np.int64)
-        return Task(self._native.dump_pages(hashes, pages, wait_event=wait_event, keep=keep))
+        return Task(self._native.dump_pages(hashes, pages, wait_event=wait_event, priority=priority, keep=keep))
 
-    def begin_dump_pages(self, hashes: Sequence[bytes], pages: Sequence[int] | npt.NDArray[np.int64]) -> Task:
+    def begin_dump_pages(
+        self,
+        hashes: Sequence[bytes],
+        pages: Sequence[int] | npt.NDArray[np.int64],
+        *,
+        priority: Priority = "normal",
+    ) -> Task:
         """Prepares ``dump_pages`` shard by shard: each is read only after ``Task.submit_shard``.
 
         A task that does not get all of its shards never ends; dropping it gives its room in the depot back.
         """
-        return Task(self._native.begin_dump_pages(hashes, np.asarray(pages, dtype=np.int64)))
+        pages = np.asarray(pages, dtype=np.int64)
+        return Task(self._native.begin_dump_pages(hashes, pages, priority=priority))
 
     def load_pages(
         self,

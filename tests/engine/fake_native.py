@@ -348,14 +348,14 @@ class Store:
     def set_decoding(self, decoding) -> None:
         assert isinstance(decoding, bool)
 
-    def dump_pages(self, hashes, pages, *, wait_event=0, keep=None) -> Task:
+    def dump_pages(self, hashes, pages, *, wait_event=0, priority="normal", keep=None) -> Task:
         assert wait_event == 0
-        task = self.begin_dump_pages(hashes, pages)
+        task = self.begin_dump_pages(hashes, pages, priority=priority)
         for shard in range(self.namespace.shard_count):
             task.submit_shard(shard)
         return task
 
-    def begin_dump_pages(self, hashes, pages) -> Task:
+    def begin_dump_pages(self, hashes, pages, *, priority="normal") -> Task:
         assert pages.dtype == np.int64
         assert len(hashes) == len(pages)
         if not self.depot.attached:

@@ -1,9 +1,12 @@
 """``kv_transfer_params`` of requests to real vLLM: what is loaded and what is stored."""
 
+from pathlib import Path
 from typing import Any
 
 from engine_lab import Lab
 from test_vllm import RESET
+
+from tools.lab.depot import depot_stats
 
 PROMPT_TOKENS, BLOCK = 320, 32
 ALL = PROMPT_TOKENS - BLOCK  # a token stays to be computed
@@ -42,6 +45,13 @@ def test_requests_are_loaded_and_stored_as_they_ask(lab: Lab) -> None:
             ask("misspelt", 1, {"kvdepot.noload": True, "do_remote_prefill": False}),
             RESET,
             ask("malformed", 1, {"max_load_tokens": -1}),
+            ask("batch", 5, {"kvdepot.priority": "low"}),
+            ask("other batch", 6, {"kvdepot.priority": "low"}),
+            ask("important", 7, {"kvdepot.priority": "high"}),
+            RESET,
+            ask("other batch again", 6, {"kvdepot.priority": "low"}),
+            ask("stored by now", 8, {"kvdepot.no_store": True}),
+            settled,
         ],
     )
     cached = {name: result["cached"][0] for name, result in run.results.items() if name != "metrics"}
@@ -60,6 +70,11 @@ def test_requests_are_loaded_and_stored_as_they_ask(lab: Lab) -> None:
         "everything": ALL,
         "misspelt": ALL,
         "malformed": 0,
+        "batch": 0,
+        "other batch": 0,
+        "important": 0,
+        "other batch again": ALL,
+        "stored by now": 0,
     }
     same = ("secret again", "not loaded", "two blocks", "host memory", "everything", "misspelt", "malformed")
     assert [run[name]["tokens"] for name in same] == [run["secret"]["tokens"]] * len(same)
@@ -69,4 +84,9 @@ def test_requests_are_loaded_and_stored_as_they_ask(lab: Lab) -> None:
     assert metrics["vllm:kvdepot_params_unknown"] == 2
     assert metrics["vllm:kvdepot_params_malformed"] == 1
     assert metrics["vllm:kvdepot_misses/asked"] == 2
-    assert metrics["vllm:kvdepot_misses/unknown"] == 5
+    assert metrics["vllm:kvdepot_misses/unknown"] == 9
+    stats = depot_stats(Path(lab.socket))
+    assert stats is not None
+    assert stats["high_priority_blocks"] == PROMPT_TOKENS // BLOCK
+    # What was loaded is not of low priority any more; only the block of its last token, which was computed, is.
+    assert stats["low_priority_blocks"] == PROMPT_TOKENS // BLOCK + 1

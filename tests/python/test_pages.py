@@ -64,6 +64,31 @@ def test_pages_come_back_in_other_pages(depot: kvdepot.Depot) -> None:
         assert (tensor[[1, 4, 5, 6]] == old[[1, 4, 5, 6]]).all()
 
 
+def test_blocks_of_low_priority_go_first_and_those_of_high_priority_last(depot: kvdepot.Depot) -> None:
+    store, count = opened(depot, cache(1)), 4096  # many more than fit
+    store.dump_pages([b"important"], [0], priority="high").wait(WAIT_MS).raise_for_failures()
+    store.dump_pages([b"usual"], [1]).wait(WAIT_MS).raise_for_failures()
+    for first in range(0, count, 256):
+        names = [number.to_bytes(4, "big") for number in range(first, first + 256)]
+        store.dump_pages(names, [2] * 256, priority="low").wait(WAIT_MS)
+    assert list(store.lookup([b"usual", (0).to_bytes(4, "big")])) == [True, False]
+    stats = depot.stats()["depot"]
+    assert stats["low_priority_blocks"] > 0
+    assert stats["high_priority_blocks"] == 1
+    for first in range(0, count, 256):
+        names = [b"later %d" % number for number in range(first, first + 256)]
+        store.dump_pages(names, [3] * 256).wait(WAIT_MS)
+    assert list(store.lookup([b"important", b"usual"])) == [True, False]
+    assert depot.stats()["depot"]["low_priority_blocks"] == 0
+
+
+def test_a_priority_that_does_not_exist_is_refused_with_the_known_ones(depot: kvdepot.Depot) -> None:
+    store = opened(depot, cache(1))
+    for dump in (store.dump_pages, store.begin_dump_pages):
+        with pytest.raises(kvdepot.ConfigError, match=r"urgent.*low, normal, high"):
+            dump(HASHES[:1], [0], priority="urgent")  # type: ignore[arg-type]
+
+
 def test_a_block_is_found_when_its_last_shard_was_submitted(depot: kvdepot.Depot) -> None:
     store = opened(depot, cache(2))
     task = store.begin_dump_pages(HASHES[:1], [5])

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use kvdepot_core::{BlockLayout, NamespaceSpec};
+use kvdepot_core::{BlockLayout, NamespaceSpec, Priority};
 use kvdepot_depot::message::{ClaimGroup, Grant, Hashes, NamespaceHandle, Request, Response, Shards};
 use kvdepot_depot::{Depot, DepotConfig, Session};
 
@@ -45,9 +45,11 @@ fn dump(session: &Session, namespace: NamespaceHandle, first: u64, count: u64) {
     let mut at = first;
     while at < first + count {
         let batch = BATCH.min(first + count - at);
-        let Response::Grants(grants) =
-            session.handle(Request::Reserve { namespace, hashes: hashes(at, batch) })
-        else {
+        let Response::Grants(grants) = session.handle(Request::Reserve {
+            namespace,
+            hashes: hashes(at, batch),
+            priority: Priority::Normal,
+        }) else {
             panic!("no grants")
         };
         let leases = grants.iter().filter_map(|grant| match grant {

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use kvdepot_copy::HostEngine;
-use kvdepot_core::{BlockHash, BlockLayout, NamespaceSpec};
+use kvdepot_core::{BlockHash, BlockLayout, NamespaceSpec, Priority};
 use kvdepot_depot::client::{Attachment, DeviceEngine, Store};
 use kvdepot_depot::message::{Grant, Hashes, Request, Response, Shards};
 use kvdepot_depot::{Depot, DepotConfig};
@@ -73,9 +73,11 @@ fn main() {
                     for chunk in hashes.chunks(512) {
                         let bytes: Vec<u8> = chunk.iter().flat_map(|hash| hash.0).collect();
                         let hashes = Hashes(Cow::Owned(bytes));
-                        let Response::Grants(grants) =
-                            session.handle(Request::Reserve { namespace: handle, hashes })
-                        else {
+                        let Response::Grants(grants) = session.handle(Request::Reserve {
+                            namespace: handle,
+                            hashes,
+                            priority: Priority::Normal,
+                        }) else {
                             panic!("no grants")
                         };
                         let leased = grants.iter().filter_map(|grant| match grant {

@@ -5,7 +5,7 @@
 use std::borrow::Cow;
 use std::time::{Duration, Instant};
 
-use kvdepot_core::{BlockLayout, NamespaceSpec};
+use kvdepot_core::{BlockLayout, NamespaceSpec, Priority};
 use kvdepot_depot::message::{Grant, Hashes, NamespaceHandle, Request, Response, Shards};
 use kvdepot_depot::{Depot, DepotConfig, Session};
 
@@ -27,7 +27,9 @@ fn dump(session: &Session, namespace: NamespaceHandle, first: u64, batch: u64) -
     let began = Instant::now();
     for at in (first..first + BLOCKS).step_by(batch as usize) {
         let hashes = Hashes(Cow::Owned(hashes(at, batch)));
-        let Response::Grants(grants) = session.handle(Request::Reserve { namespace, hashes }) else {
+        let Response::Grants(grants) =
+            session.handle(Request::Reserve { namespace, hashes, priority: Priority::Normal })
+        else {
             panic!("no grants")
         };
         let leases = grants.iter().filter_map(|grant| match grant {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kvdepot_core::pipeline::PoolKind;
-use kvdepot_core::{BlockHash, BlockLayout, ErrorKind, NamespaceSpec};
+use kvdepot_core::{BlockHash, BlockLayout, ErrorKind, NamespaceSpec, Priority};
 use kvdepot_tier::{FakeTier, Tier};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 
@@ -49,7 +49,7 @@ fn no_client_is_given_a_huge_page_that_nobody_has_touched() {
     let session = depot.session();
     let reserve = |block: u8| {
         let hashes = Hashes(Cow::Owned(vec![block; 16]));
-        session.handle(Request::Reserve { namespace: opened.handle, hashes })
+        session.handle(Request::Reserve { namespace: opened.handle, hashes, priority: Priority::Normal })
     };
     assert_eq!(present(&file), 0);
     assert!(matches!(&reserve(1), Response::Grants(grants) if grants.len() == 1));

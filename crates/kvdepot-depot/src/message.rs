@@ -5,13 +5,13 @@ use std::borrow::Cow;
 
 use kvdepot_core::limits::{BATCH_HASHES_MAX, FRAME_BYTES_MAX};
 use kvdepot_core::runs::Runs;
-use kvdepot_core::{BlockHash, Error, ErrorKind, Result};
+use kvdepot_core::{BlockHash, Error, ErrorKind, Priority, Result};
 use serde::{Deserialize, Serialize};
 
 use crate::pool::PoolRegion;
 
 /// Version of the local door; both sides must have the same.
-pub const PROTOCOL_VERSION: u32 = 11;
+pub const PROTOCOL_VERSION: u32 = 12;
 /// First field of the first frame. Other values do not come from a client of ours.
 pub const HELLO_MAGIC: u64 = 0x3154_4f50_4544_564b;
 /// The id of a frame that answers no request.
@@ -119,6 +119,7 @@ pub enum Request<'a> {
         namespace: NamespaceHandle,
         #[serde(borrow)]
         hashes: Hashes<'a>,
+        priority: Priority,
     },
     /// Shards of reserved blocks were written. A block with all its shards is sealed, and its lease ends.
     Commit { leases: Vec<LeaseNumber>, shards: Shards },

@@ -214,9 +214,9 @@ impl Session {
                 let done = self.done(Ask::ClaimRelease { claim })?;
                 times.map_or(done, Response::ClaimTimes)
             }
-            Request::Reserve { namespace, hashes } => {
+            Request::Reserve { namespace, hashes, priority } => {
                 let hashes = checked(&hashes)?.collect();
-                let (how, runs_max) = (Reserve::Block, RUNS_PER_ANSWER_MAX);
+                let (how, runs_max) = (Reserve::Ranked(priority), RUNS_PER_ANSWER_MAX);
                 // One id for all pieces: a reset between two of them refuses the rest.
                 let opened = runner.locator.directory.get(namespace)?;
                 let (id, shards) = (Some(opened.id), opened.spec.layout().shard_count());

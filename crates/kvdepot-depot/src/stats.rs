@@ -177,6 +177,8 @@ pub const GAUGES_HELP: &[(&str, &str)] = &[
     ("pool_pinned_bytes", "Memory of the pool that cannot be evicted at the moment"),
     ("pool_page_bytes", "Size of a page of the pool's memory"),
     ("pool_blocks", "Blocks in the pool, and those leased in the memory of the `Dax` tier"),
+    ("low_priority_blocks", "Blocks of low priority in the pool that nobody has used"),
+    ("high_priority_blocks", "Blocks of high priority in the pool"),
     ("dirty_blocks", "Dirty blocks, which no tier has yet"),
     ("in_place_leased_blocks", "Blocks leased in the memory of the `Dax` tier, with and without a reader"),
     ("in_place_leased_bytes", "Memory of the `Dax` tier that holds leased blocks"),
@@ -211,7 +213,7 @@ pub const EVICTIONS_HELP: &[(&str, &str)] = &[
 ];
 
 /// Returns the machine's gauges, by the names that `stat` and the metrics use.
-pub(crate) fn gauges(gauges: &Gauges) -> [(&'static str, u64); 30] {
+pub(crate) fn gauges(gauges: &Gauges) -> [(&'static str, u64); 32] {
     [
         ("pool_bytes", gauges.pool_bytes),
         ("pool_free_bytes", gauges.pool_free_bytes),
@@ -222,6 +224,8 @@ pub(crate) fn gauges(gauges: &Gauges) -> [(&'static str, u64); 30] {
         ("pool_leased_bytes", gauges.held.leased),
         ("pool_pinned_bytes", gauges.held.pinned),
         ("pool_blocks", gauges.pool_blocks as u64),
+        ("low_priority_blocks", gauges.low_priority_blocks as u64),
+        ("high_priority_blocks", gauges.high_priority_blocks as u64),
         ("dirty_blocks", gauges.dirty_blocks),
         ("in_place_leased_blocks", gauges.in_place.blocks),
         ("in_place_leased_bytes", gauges.in_place.bytes),

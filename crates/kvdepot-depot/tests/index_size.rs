@@ -5,7 +5,7 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::borrow::Cow;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use kvdepot_core::{BlockLayout, NamespaceSpec};
+use kvdepot_core::{BlockLayout, NamespaceSpec, Priority};
 use kvdepot_depot::message::{Grant, Hashes, NamespaceHandle, Request, Response, Shards};
 use kvdepot_depot::{Depot, DepotConfig, Session};
 
@@ -46,7 +46,9 @@ fn dump(session: &Session, namespace: NamespaceHandle, blocks: std::ops::Range<u
             hashes.extend_from_slice(&n.to_le_bytes());
         }
         let hashes = Hashes(Cow::Owned(hashes));
-        let Response::Grants(grants) = session.handle(Request::Reserve { namespace, hashes }) else {
+        let Response::Grants(grants) =
+            session.handle(Request::Reserve { namespace, hashes, priority: Priority::Normal })
+        else {
             panic!("no grants")
         };
         let lease = |grant: &Grant| match grant {

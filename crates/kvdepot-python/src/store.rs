@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use kvdepot_core::{BlockHash, Error, ErrorKind};
+use kvdepot_core::{BlockHash, Error, ErrorKind, Priority};
 use kvdepot_depot::client::Store as CoreStore;
 use kvdepot_io::fork::OfProcess;
 use numpy::{PyArray1, PyReadonlyArray1, PyReadonlyArray2, PyUntypedArrayMethods};
@@ -111,30 +111,39 @@ impl Store {
         Ok(())
     }
 
-    #[pyo3(signature = (hashes, pages, *, wait_event = 0, keep = None))]
+    #[pyo3(signature = (hashes, pages, *, wait_event = 0, priority = "normal", keep = None))]
     fn dump_pages(
         &self,
         py: Python<'_>,
         #[pyo3(from_py_with = hashes)] hashes: Vec<BlockHash>,
         pages: PyReadonlyArray1<'_, i64>,
         wait_event: u64,
+        priority: &str,
         keep: Option<Py<PyAny>>,
     ) -> PyResult<Task> {
-        let pages = contiguous(&pages, "pages")?.to_vec();
-        // SAFETY: the stub's contract: registered pages stay mapped, and are left alone until the task is done.
-        let run = |store: &CoreStore| unsafe { store.dump_pages(hashes, &pages, wait_event) };
+        let (pages, priority) =
+            (contiguous(&pages, "pages")?.to_vec(), Priority::from_name(priority).or_raise()?);
+        let run = |store: &CoreStore| {
+            // SAFETY: the stub's contract: registered pages stay mapped, and are left alone until the task is done.
+            unsafe { store.with_priority(priority).dump_pages(hashes, &pages, wait_event) }
+        };
         self.with(py, keep, run).map(|(state, spent)| Task::whole(state, spent))
     }
 
+    #[pyo3(signature = (hashes, pages, *, priority = "normal"))]
     fn begin_dump_pages(
         &self,
         py: Python<'_>,
         #[pyo3(from_py_with = hashes)] hashes: Vec<BlockHash>,
         pages: PyReadonlyArray1<'_, i64>,
+        priority: &str,
     ) -> PyResult<Task> {
-        let pages = contiguous(&pages, "pages")?.to_vec();
-        // SAFETY: as for `dump_pages`, from each shard's submission on.
-        let run = |store: &CoreStore| unsafe { store.begin_dump_pages(hashes, &pages) };
+        let (pages, priority) =
+            (contiguous(&pages, "pages")?.to_vec(), Priority::from_name(priority).or_raise()?);
+        let run = |store: &CoreStore| {
+            // SAFETY: as for `dump_pages`, from each shard's submission on.
+            unsafe { store.with_priority(priority).begin_dump_pages(hashes, &pages) }
+        };
         self.with(py, None, run).map(|(layers, spent)| Task::layered(layers, spent))
     }
 
@@ -156,7 +165,7 @@ impl Store {
         self.with(py, keep, run).map(|(state, spent)| Task::whole(state, spent))
     }
 
-    #[pyo3(signature = (hashes, shards, addresses, keep = None))]
+    #[pyo3(signature = (hashes, shards, addresses, keep = None, *, priority = "normal"))]
     fn dump(
         &self,
         py: Python<'_>,
@@ -164,10 +173,14 @@ impl Store {
         shards: PyReadonlyArray1<'_, i64>,
         addresses: PyReadonlyArray2<'_, u64>,
         keep: Option<Py<PyAny>>,
+        priority: &str,
     ) -> PyResult<Task> {
         let (shards, addresses) = (contiguous(&shards, "shards")?.to_vec(), rows(&addresses)?.to_vec());
-        // SAFETY: the memory belongs to `keep`, or the caller guarantees it until the task is done.
-        let run = |store: &CoreStore| unsafe { store.dump(hashes, &shards, &addresses) };
+        let priority = Priority::from_name(priority).or_raise()?;
+        let run = |store: &CoreStore| {
+            // SAFETY: the memory belongs to `keep`, or the caller guarantees it until the task is done.
+            unsafe { store.with_priority(priority).dump(hashes, &shards, &addresses) }
+        };
         self.with(py, keep, run).map(|(state, spent)| Task::whole(state, spent))
     }
 

@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use kvdepot_copy::HostEngine;
-use kvdepot_core::{BlockHash, BlockLayout, NamespaceSpec};
+use kvdepot_core::{BlockHash, BlockLayout, NamespaceSpec, Priority};
 use kvdepot_depot::client::{Attachment, DeviceEngine, Store};
 use kvdepot_depot::message::{Grant, Hashes, Request, Response, Shards};
 use kvdepot_depot::seqpacket::{FrameBuffer, SeqPacket};
@@ -55,7 +55,9 @@ fn depot(socket: &Path, pool_mib: u64, blocks: u64) {
     for first in (0..blocks).step_by(BATCH as usize) {
         let hashes: Vec<u8> = (first..blocks.min(first + BATCH)).flat_map(|n| hash(n).0).collect();
         let hashes = Hashes(Cow::Owned(hashes));
-        let Response::Grants(grants) = session.handle(Request::Reserve { namespace: handle, hashes }) else {
+        let Response::Grants(grants) =
+            session.handle(Request::Reserve { namespace: handle, hashes, priority: Priority::Normal })
+        else {
             panic!("no grants")
         };
         let leases = grants.iter().filter_map(|grant| match grant {

@@ -252,7 +252,7 @@ impl Shared {
 mod tests {
     use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-    use kvdepot_core::{BlockLayout, NamespaceSpec};
+    use kvdepot_core::{BlockLayout, NamespaceSpec, Priority};
     use kvdepot_depot::message::{HELLO_MAGIC, Hashes, PROTOCOL_VERSION, Request, Response, decode, encode};
     use kvdepot_depot::seqpacket::{FrameBuffer, SeqPacket};
     use kvdepot_depot::{Depot, DepotConfig};
@@ -346,7 +346,7 @@ mod tests {
             let open = Request::OpenNamespace { canonical: spec.canonical().into() };
             let Response::Namespace { handle, .. } = ask(&mut client, &open) else { panic!("not opened") };
             let hashes = Hashes(vec![block; 16].into());
-            ask(&mut client, &Request::Reserve { namespace: handle, hashes });
+            ask(&mut client, &Request::Reserve { namespace: handle, hashes, priority: Priority::Normal });
             end(client);
         });
     }

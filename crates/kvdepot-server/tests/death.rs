@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use common::{Engine, LONG, Served, config, hash, spec};
-use kvdepot_core::{BlockLayout, NamespaceSpec};
+use kvdepot_core::{BlockLayout, NamespaceSpec, Priority};
 use kvdepot_depot::client::{Attachment, Claim, ClaimGroupSpec};
 use kvdepot_depot::message::{HELLO_MAGIC, Hashes, PROTOCOL_VERSION, Request, Response, decode, encode};
 use kvdepot_depot::seqpacket::{FrameBuffer, SeqPacket};
@@ -126,7 +126,11 @@ fn silent(socket: &Path) {
     let spec = namespace();
     let open = Request::OpenNamespace { canonical: spec.canonical().into() };
     let Response::Namespace { handle, .. } = ask(&open) else { panic!("not opened") };
-    ask(&Request::Reserve { namespace: handle, hashes: Hashes(vec![7; 16].into()) });
+    ask(&Request::Reserve {
+        namespace: handle,
+        hashes: Hashes(vec![7; 16].into()),
+        priority: Priority::Normal,
+    });
     drop(door);
     say(0);
     // Until the test ends it, or the test itself ends.

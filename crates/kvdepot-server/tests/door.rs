@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use common::{Engine, LONG, Served, config, hash, spec};
-use kvdepot_core::{BlockLayout, ErrorKind};
+use kvdepot_core::{BlockLayout, ErrorKind, Priority};
 use kvdepot_depot::Depot;
 use kvdepot_depot::client::Attachment;
 use kvdepot_depot::message::{
@@ -84,7 +84,7 @@ fn requests_about_nothing_fail_and_the_connection_goes_on() {
         Request::ClaimOpen { groups: vec![], hashes: hashes(), skip: 0, limit: 2, label: "".into() },
         Request::ClaimPoll { claim: 5, settle: true },
         Request::ClaimRelease { claim: u64::MAX, tell_times: true },
-        Request::Reserve { namespace: 1, hashes: hashes() },
+        Request::Reserve { namespace: 1, hashes: hashes(), priority: Priority::Normal },
         Request::Commit { leases: vec![1, 2, 3], shards: Shards::All },
         Request::Commit { leases: vec![9], shards: Shards::Some(vec![u32::MAX]) },
         Request::Release { leases: vec![0] },

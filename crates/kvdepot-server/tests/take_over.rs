@@ -12,7 +12,7 @@ use std::time::Instant;
 
 use common::roles::{Role, attach, own_role, socket, until};
 use common::{Engine, LONG, config, hash, once_open, spec};
-use kvdepot_core::{BlockLayout, NamespaceSpec};
+use kvdepot_core::{BlockLayout, NamespaceSpec, Priority};
 use kvdepot_depot::client::{Attachment, Claim, ClaimGroupSpec};
 use kvdepot_depot::handover::HAND_OVER_VERSION;
 use kvdepot_depot::message::{HELLO_MAGIC, Hashes, PROTOCOL_VERSION, Request, Response, decode, encode};
@@ -87,7 +87,10 @@ fn reserve(socket: &Path, blocks: &[u64]) -> SeqPacket {
     let open = Request::OpenNamespace { canonical: namespace().canonical().to_owned().into() };
     let Response::Namespace { handle, .. } = ask(&mut door, &open) else { panic!("not opened") };
     let hashes: Vec<u8> = blocks.iter().flat_map(|&block| hash(block).0).collect();
-    let grants = ask(&mut door, &Request::Reserve { namespace: handle, hashes: Hashes(hashes.into()) });
+    let grants = ask(
+        &mut door,
+        &Request::Reserve { namespace: handle, hashes: Hashes(hashes.into()), priority: Priority::Normal },
+    );
     assert!(matches!(grants, Response::Grants(ref grants) if grants.len() == blocks.len()), "{grants:?}");
     door
 }

@@ -139,6 +139,7 @@ class FakeStore:
     next_task: FakeTask = field(default_factory=FakeTask)
     calls: list[tuple[str, list[int]]] = field(default_factory=list)
     patience_ms: list[int | None] = field(default_factory=list)
+    priorities: list[str] = field(default_factory=list)
 
     @property
     def shard_of_layer(self) -> dict[str, int]:
@@ -150,13 +151,15 @@ class FakeStore:
 
     block_bytes = 100
 
-    def dump(self, blocks: Any, after: ComputePoint) -> FakeTask:
+    def dump(self, blocks: Any, after: ComputePoint, priority: str = "normal") -> FakeTask:
         self.calls.append(("dump", blocks.pages))
+        self.priorities.append(priority)
         self.next_task.events.append(after.handle)
         return self.next_task
 
-    def begin_dump(self, blocks: Any) -> FakeTask:
+    def begin_dump(self, blocks: Any, priority: str = "normal") -> FakeTask:
         self.calls.append(("begin", blocks.pages))
+        self.priorities.append(priority)
         return self.next_task
 
     def load(self, blocks: Any, after: ComputePoint, patience_ms: int | None = None) -> FakeTask:

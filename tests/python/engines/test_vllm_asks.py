@@ -31,6 +31,10 @@ def read(params: Any, *tiers: str) -> tuple[Ask, dict[str, int]]:
         ({"kvdepot.no_load": True, "max_load_tokens": 100}, Ask(load_tokens_max=0)),
         ({"kvdepot.no_store": True}, Ask(store_tokens_max=0)),
         ({"kvdepot.no_store": False, "kvdepot.no_load": False}, Ask()),
+        ({"kvdepot.priority": "low"}, Ask(priority="low")),
+        ({"kvdepot.priority": "high", "kvdepot.no_load": True}, Ask(load_tokens_max=0, priority="high")),
+        ({"kvdepot.priority": "normal"}, Ask()),
+        ({"kvdepot.priority": None}, Ask()),
     ],
 )
 def test_what_can_be_asked(params: Any, ask: Ask) -> None:
@@ -54,6 +58,9 @@ def test_what_can_be_asked(params: Any, ask: Ask) -> None:
         ({"kv_load_tiers": [{"medium": "TAPE"}]}, Ask(pool_only=True)),
         ({"kv_load_tiers": [{"medium": 7}]}, Ask(pool_only=True)),
         ({"kv_load_tiers": [{"speed": "fast"}]}, Ask(pool_only=True)),
+        ({"kvdepot.priority": 3}, Ask(priority="low")),
+        ({"kvdepot.priority": "urgent"}, Ask(priority="low")),
+        ({"kvdepot.priority": ["high"]}, Ask(priority="low")),
     ],
 )
 def test_what_cannot_be_read_is_taken_strictly_and_told_once(
@@ -94,7 +101,7 @@ def test_unknown_keys_are_named_once_and_counted(caplog: pytest.LogCaptureFixtur
     """Other connectors have keys of their own, and clients make mistakes."""
     stats = DepotStats()
     asks = Asks(["Posix"], stats)
-    params = {"do_remote_prefill": True, "kvdepot.nostore": True, "kvdepot.priority": 3}
+    params = {"do_remote_prefill": True, "kvdepot.nostore": True, "kvdepot.deadline": 3}
     assert [asks.read(params) for _ in range(3)] == [Ask()] * 3
     assert stats.data == {"params_unknown": 9}
     said = [record.getMessage() for record in caplog.records]
@@ -110,6 +117,21 @@ def test_clients_cannot_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
     assert len(caplog.records) == KEYS_TOLD_MAX
     assert max(len(record.getMessage()) for record in caplog.records) < 300
     assert stats.data == {"params_unknown": 10 * KEYS_TOLD_MAX}
+
+
+def test_the_blocks_of_each_request_are_stored_with_its_priority() -> None:
+    side = scheduler(FakeDepot(units=0))
+    for name, first, priority in (("a", 1, "low"), ("b", 3, None), ("c", 5, "high")):
+        params = {} if priority is None else {"kvdepot.priority": priority}
+        req = request(name, 2 * BLOCK, **params)
+        side.match(req, 0)
+        side.allocated(req, pages([first, first + 1]), 0)
+    step = Step()
+    for name, first in (("a", 1), ("b", 3), ("c", 5)):
+        step.starts(name, 0, 2 * BLOCK, [first, first + 1])
+    saves = side.build_step(step.output()).saves[0]
+    found = {priority: blocks.pages for priority, blocks in saves.by_priority()}
+    assert found == {"low": [1, 2], "normal": [3, 4], "high": [5, 6]}
 
 
 def hit(limit: int, **values: Any) -> tuple[int | None, FakeDepot]:

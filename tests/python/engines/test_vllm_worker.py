@@ -111,6 +111,36 @@ def test_layers_are_saved_as_they_are_written_and_the_rest_at_the_end() -> None:
     assert store.next_task.shards == [0, 1, 2]
 
 
+def test_blocks_of_each_priority_are_a_dump_of_their_own() -> None:
+    """Whole or layer by layer: both dumps of a step get all of their shards."""
+    step = blocks(1, 2, 3)
+    step.priorities = {1: "low"}
+    store = FakeStore()
+    saves(store).finish_step({0: step})
+    assert (store.calls, store.priorities) == ([("dump", [1, 3]), ("dump", [2])], ["normal", "low"])
+    store = FakeStore()
+    side = saves(store)
+    side.submit_layer("a", {0: step})
+    side.finish_step({0: step})
+    assert (store.calls, store.priorities) == ([("begin", [1, 3]), ("begin", [2])], ["normal", "low"])
+    assert store.next_task.shards == [0, 0, 1, 1]
+
+
+def test_blocks_keep_their_priorities_when_they_are_divided_and_joined() -> None:
+    step = blocks(1, 2, 3, 4)
+    step.priorities = {1: "low", 3: "high"}
+    shares = [Share(index, 2).of(step) for index in range(2)]
+    found = {page: share.priorities.get(at, "normal") for share in shares for at, page in enumerate(share.pages)}
+    assert found == {1: "normal", 2: "low", 3: "normal", 4: "high"}
+    joined = blocks(9)
+    joined.extend(step)
+    assert {priority: some.pages for priority, some in joined.by_priority()} == {
+        "normal": [9, 1, 3],
+        "low": [2],
+        "high": [4],
+    }
+
+
 def test_a_graph_that_skips_the_hooks_saves_as_well() -> None:
     store = FakeStore()
     saves(store).finish_step({0: blocks(1)})

@@ -52,11 +52,7 @@ impl Lane {
     }
 
     /// As `EvictionPolicy::victim`.
-    pub(super) fn victim(
-        &mut self,
-        looks: &mut usize,
-        may_evict: &mut dyn FnMut(SlotId) -> bool,
-    ) -> Search {
+    pub(super) fn victim(&mut self, looks: &mut usize, may_evict: &mut dyn FnMut(SlotId) -> bool) -> Search {
         let begin = Walk { after: None, end: self.next_turn, passed_over: 0 };
         let mut walk = self.walk.take().unwrap_or(begin);
         loop {

@@ -16,8 +16,8 @@ mod walk;
 
 pub use lhd::Lhd;
 pub use lru::Lru;
-pub(crate) use ranked::Ranked;
 pub use policy::{EvictionPolicy, Search, SlotId};
+pub(crate) use ranked::Ranked;
 pub use s3fifo::S3Fifo;
 
 /// Names that [`by_name`] knows.

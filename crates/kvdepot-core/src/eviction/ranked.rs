@@ -107,11 +107,7 @@ impl Ranked {
     }
 
     /// As `EvictionPolicy::victim`.
-    pub(crate) fn victim(
-        &mut self,
-        looks: &mut usize,
-        may_evict: &mut dyn FnMut(SlotId) -> bool,
-    ) -> Search {
+    pub(crate) fn victim(&mut self, looks: &mut usize, may_evict: &mut dyn FnMut(SlotId) -> bool) -> Search {
         let (order, done) = self.search.take().unwrap_or_else(|| (self.order(), 0));
         for (at, priority) in order.into_iter().enumerate().skip(done) {
             let found = match priority {

@@ -3,8 +3,8 @@
 use smallvec::SmallVec;
 
 use super::batch::REQUEST_BLOCKS;
-use super::flaw::Flaw;
 use super::event::{Effects, Leased, NamespaceHandle, Outcome, Owner, Reply, Reserve, ShardSet};
+use super::flaw::Flaw;
 use super::names::PoolKey;
 use super::pool::NoRoom;
 use super::{Location, Machine, Namespace};

@@ -1,4 +1,5 @@
 //! Priorities of dumped blocks in the pool.
+#![allow(clippy::unwrap_used, reason = "a test fails where it cannot go on")]
 
 use kvdepot_core::machine::{Placement, Request, Reserve, ShardSet, WriteWhen};
 use kvdepot_core::{BlockHash, Priority};

@@ -85,7 +85,8 @@ pub(crate) fn reserve(
     let namespace = work.base.attachment.handle(generation, &work.base.spec)?;
     let hashes = Hashes(hash_bytes(items.iter().map(|&item| &work.items[item].hash)).into());
     let deadline = Instant::now() + time_left(work)?;
-    let answer = lane.call_patiently(Request::Reserve { namespace, hashes }, deadline)?;
+    let answer =
+        lane.call_patiently(Request::Reserve { namespace, hashes, priority: work.priority }, deadline)?;
     let Response::Grants(grants) = answer else { return Err(unexpected()) };
     if grants.len() != items.len() {
         return Err(unexpected());

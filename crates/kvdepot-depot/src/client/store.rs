@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use hashbrown::HashMap;
 use kvdepot_copy::DeviceMemory;
-use kvdepot_core::{BlockHash, BlockLayout, Error, ErrorKind, NamespaceSpec, Result};
+use kvdepot_core::{BlockHash, BlockLayout, Error, ErrorKind, NamespaceSpec, Priority, Result};
 use parking_lot::{Mutex, RwLock};
 
 use crate::client::attach::Attachment;
@@ -28,6 +28,7 @@ const WAITING_QUEUE_DEPTH: u64 = 8192;
 pub struct Store {
     inner: Arc<Inner>,
     kept: Option<Kept>,
+    priority: Priority,
 }
 
 struct Inner {
@@ -71,13 +72,18 @@ impl Store {
             executor: Executor::start(depth)?,
             timeout,
         };
-        Ok(Self { inner: Arc::new(inner), kept: None })
+        Ok(Self { inner: Arc::new(inner), kept: None, priority: Priority::Normal })
     }
 
     /// Returns the same store. Tasks and registrations made through the returned value hold `kept` until the last copy
     /// that touches their memory has ended, even if a task has timed out or nothing waits for it.
     pub fn keeping(&self, kept: Option<Kept>) -> Self {
-        Self { inner: Arc::clone(&self.inner), kept }
+        Self { inner: Arc::clone(&self.inner), kept, priority: self.priority }
+    }
+
+    /// Returns the same store. Dumps made through the returned value give their blocks this priority.
+    pub fn with_priority(&self, priority: Priority) -> Self {
+        Self { priority, ..self.clone() }
     }
 
     /// Forgets the registered pages, and waits up to `wait` until no task is in flight. Returns whether none is. After
@@ -376,6 +382,7 @@ impl Store {
             items: Arc::new(items),
             pages,
             wait_event: 0,
+            priority: self.priority,
             patience: None,
             kept: self.kept.iter().cloned().collect(),
         }

@@ -4,7 +4,7 @@ use std::any::Any;
 use std::sync::Arc;
 use std::time::Duration;
 
-use kvdepot_core::{BlockLayout, Error, ErrorKind, NamespaceSpec};
+use kvdepot_core::{BlockLayout, Error, ErrorKind, NamespaceSpec, Priority};
 
 use crate::client::attach::Attachment;
 use crate::client::device::DeviceEngine;
@@ -33,6 +33,8 @@ pub(crate) struct Work {
     pub(crate) pages: Option<Arc<PageTable>>,
     /// The device event that every copy of the task waits for; 0 = none (P3).
     pub(crate) wait_event: u64,
+    /// Priority of the blocks that a dump stores.
+    pub(crate) priority: Priority,
     /// How long a load waits for a block that is not in the pool; `None` for the task's time limit.
     pub(crate) patience: Option<Duration>,
     /// The owners of the task's memory. The work, and with it all of this, is held by the job that carries it out and

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use crate::scripted::{Act, Held, Scripted};
 use crossbeam_channel::{Receiver, unbounded};
 use kvdepot_core::pipeline::PoolKind;
-use kvdepot_core::{BlockLayout, NamespaceSpec};
+use kvdepot_core::{BlockLayout, NamespaceSpec, Priority};
 use kvdepot_depot::client::Attachment;
 use kvdepot_depot::message::{Grant, Hashes, Request, Response, Shards};
 use kvdepot_depot::{Depot, DepotConfig, PoolMapping, Session, Unwritten};
@@ -44,7 +44,8 @@ fn hashes(block: u64) -> Hashes<'static> {
 
 /// Stores a block with whatever bytes the pool holds.
 fn seal(session: &Session, namespace: u64, block: u64) {
-    let reserved = session.handle(Request::Reserve { namespace, hashes: hashes(block) });
+    let reserved =
+        session.handle(Request::Reserve { namespace, hashes: hashes(block), priority: Priority::Normal });
     let Response::Grants(grants) = reserved else { panic!("{reserved:?}") };
     let [Grant::Leased { lease, .. }] = grants[..] else { panic!("{grants:?}") };
     let committed = session.handle(Request::Commit { leases: vec![lease], shards: Shards::All });
@@ -176,7 +177,7 @@ fn a_panic_in_a_write_makes_every_call_a_miss() {
     let requests = [
         Request::Lookup { namespace, hashes: hashes(0) },
         Request::Acquire { namespace, hashes: hashes(0), wait_ms: 10_000, last: true, in_place: false },
-        Request::Reserve { namespace, hashes: hashes(1) },
+        Request::Reserve { namespace, hashes: hashes(1), priority: Priority::Normal },
         Request::Drain { wait_ms: u32::MAX },
         Request::Reset { namespaces: vec![namespace] },
         Request::Stats,

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kvdepot_core::pipeline::PoolKind;
-use kvdepot_core::{BlockHash, BlockKey, BlockLayout, NamespaceSpec};
+use kvdepot_core::{BlockHash, BlockKey, BlockLayout, NamespaceSpec, Priority};
 use kvdepot_depot::direct::OpenNamespace;
 use kvdepot_depot::message::{Grant, Hashes, Request, Response, Shards};
 use kvdepot_depot::{Depot, DepotConfig, PoolMapping};
@@ -46,7 +46,8 @@ pub(crate) fn key(namespace: OpenNamespace, n: u64) -> BlockKey {
 pub(crate) fn dump(depot: &Depot, namespace: OpenNamespace, blocks: u64) {
     let session = depot.session();
     let hashes = Hashes(Cow::Owned((0..blocks).flat_map(|n| hash(n).0).collect()));
-    let reserved = session.handle(Request::Reserve { namespace: namespace.handle, hashes });
+    let reserved =
+        session.handle(Request::Reserve { namespace: namespace.handle, hashes, priority: Priority::Normal });
     let Response::Grants(grants) = reserved else { panic!("{reserved:?}") };
     let leases = grants.iter().filter_map(|grant| match grant {
         Grant::Leased { lease, .. } => Some(*lease),

@@ -9,7 +9,9 @@ use std::time::{Duration, Instant};
 
 use kvdepot_core::limits::NAMESPACE_OPEN_MS;
 use kvdepot_core::pipeline::PoolKind;
-use kvdepot_core::{BlockHash, BlockKey, BlockLayout, Error, ErrorKind, NamespaceId, NamespaceSpec};
+use kvdepot_core::{
+    BlockHash, BlockKey, BlockLayout, Error, ErrorKind, NamespaceId, NamespaceSpec, Priority,
+};
 use kvdepot_depot::message::{Grant, Hashes, Request, Response, Shards};
 use kvdepot_depot::recover::LeftLedger;
 use kvdepot_depot::values::{Found, Values};
@@ -326,7 +328,9 @@ fn is_there(session: &Session, namespace: u64) -> bool {
 }
 
 fn dump(session: &Session, namespace: u64) {
-    let Response::Grants(grants) = session.handle(Request::Reserve { namespace, hashes: one_hash() }) else {
+    let Response::Grants(grants) =
+        session.handle(Request::Reserve { namespace, hashes: one_hash(), priority: Priority::Normal })
+    else {
         panic!("no space")
     };
     let [Grant::Leased { lease, .. }] = grants[..] else { panic!("{grants:?}") };

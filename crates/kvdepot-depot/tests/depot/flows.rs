@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crossbeam_channel::unbounded;
 use kvdepot_core::pipeline::PoolKind;
-use kvdepot_core::{BlockLayout, NamespaceSpec};
+use kvdepot_core::{BlockLayout, NamespaceSpec, Priority};
 use kvdepot_depot::message::{ClaimGroup, Grant, Hashes, Request, Response, Shards};
 use kvdepot_depot::{Depot, DepotConfig, PoolMapping};
 use kvdepot_tier::{Fetched, Presence, Tier};
@@ -49,7 +49,8 @@ fn claims_copies_and_hits_of_a_namespace_are_counted() {
         (of["batches"].as_u64().unwrap(), of["bytes"].as_u64().unwrap())
     };
 
-    let stored = leases(session.handle(Request::Reserve { namespace, hashes: hashes(3) }));
+    let stored =
+        leases(session.handle(Request::Reserve { namespace, hashes: hashes(3), priority: Priority::Normal }));
     for shard in [0, 1] {
         assert_eq!(counted(&stats(), "dump"), (0, 0), "blocks are not whole before shard {shard}");
         let shards = Shards::Some(vec![shard]);

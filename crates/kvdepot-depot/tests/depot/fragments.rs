@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used, reason = "tests fail where they cannot go on")]
 
 use kvdepot_core::limits::SLOT_RUNS_MAX;
-use kvdepot_core::{BlockHash, BlockLayout, NamespaceSpec};
+use kvdepot_core::{BlockHash, BlockLayout, NamespaceSpec, Priority};
 use kvdepot_depot::message::{Grant, Hashes, Request, Response, Shards, encode};
 use kvdepot_depot::{Depot, DepotConfig, Session};
 
@@ -41,7 +41,8 @@ fn leased(grants: &[Grant]) -> Vec<u64> {
 fn store(session: &Session, namespace: u64, mut range: std::ops::Range<usize>) {
     while !range.is_empty() {
         let batch = range.start..range.end.min(range.start + BLOCKS);
-        let grants = ask(session, Request::Reserve { namespace, hashes: hashes(batch) });
+        let grants =
+            ask(session, Request::Reserve { namespace, hashes: hashes(batch), priority: Priority::Normal });
         let leases = leased(&grants);
         assert!(!leases.is_empty(), "{:?}", grants[0]);
         range.start += leases.len();

@@ -8,7 +8,9 @@ use std::time::{Duration, Instant};
 
 use kvdepot_core::limits::NAMESPACES_MAX;
 use kvdepot_core::pipeline::PoolKind;
-use kvdepot_core::{BlockHash, BlockKey, BlockLayout, Error, ErrorKind, NamespaceId, NamespaceSpec};
+use kvdepot_core::{
+    BlockHash, BlockKey, BlockLayout, Error, ErrorKind, NamespaceId, NamespaceSpec, Priority,
+};
 use kvdepot_depot::direct::OpenNamespace;
 use kvdepot_depot::message::{ClaimGroup, Grant, Hashes, Request, Response, Shards};
 use kvdepot_depot::{Depot, DepotConfig, PoolMapping, Session};
@@ -182,8 +184,11 @@ impl Lab {
     }
 
     fn reserve(&self, namespace: OpenNamespace, numbers: impl Iterator<Item = u64>) -> Vec<u64> {
-        let reserved =
-            self.session.handle(Request::Reserve { namespace: namespace.handle, hashes: hashes(numbers) });
+        let reserved = self.session.handle(Request::Reserve {
+            namespace: namespace.handle,
+            hashes: hashes(numbers),
+            priority: Priority::Normal,
+        });
         let Response::Grants(grants) = reserved else { panic!("{reserved:?}") };
         let leases = grants.iter().filter_map(|grant| match grant {
             Grant::Leased { lease, .. } => Some(*lease),

@@ -13,6 +13,7 @@ from typing import Any
 
 from kvdepot.engines.vllm.log import connector_logger
 from kvdepot.engines.vllm.stats import DepotStats
+from kvdepot.priority import PRIORITIES, Priority
 
 logger = connector_logger()
 
@@ -21,7 +22,8 @@ MAX_STORE = "max_offload_tokens"
 LOAD_TIERS = "kv_load_tiers"
 NO_LOAD = "kvdepot.no_load"
 NO_STORE = "kvdepot.no_store"
-KEYS = (MAX_LOAD, MAX_STORE, LOAD_TIERS, NO_LOAD, NO_STORE)
+PRIORITY = "kvdepot.priority"
+KEYS = (MAX_LOAD, MAX_STORE, LOAD_TIERS, NO_LOAD, NO_STORE, PRIORITY)
 
 REMOTE_PREFILL = "do_remote_prefill"
 """Key of the connectors that hand over KV between engines; they unset it when they begin to load."""
@@ -58,11 +60,13 @@ class Ask:
         store_tokens_max: leading tokens of the request, prompt and answer, whose blocks may be stored; ``None`` =
             all, 0 = none.
         pool_only: whether to load only blocks that are in host memory when the request is looked up.
+        priority: how long its blocks stay in host memory, compared with others.
     """
 
     load_tokens_max: int | None = None
     store_tokens_max: int | None = None
     pool_only: bool = False
+    priority: Priority = "normal"
 
 
 class Asks:
@@ -91,7 +95,7 @@ class Asks:
             load_max = 0
         if self._flag(params, NO_STORE, "it is not stored"):
             store_max = 0
-        return Ask(load_max, store_max, self._pool_only(params))
+        return Ask(load_max, store_max, self._pool_only(params), self._priority(params))
 
     def _tokens(self, params: Mapping[Any, Any], key: str, strictly: str) -> int | None:
         value = params.get(key)
@@ -106,6 +110,16 @@ class Asks:
             return bool(value)
         self._malformed(key, value, "true or false", strictly)
         return True
+
+    def _priority(self, params: Mapping[Any, Any]) -> Priority:
+        value = params.get(PRIORITY)
+        if value is None:
+            return "normal"
+        for known in PRIORITIES:
+            if value == known:
+                return known
+        self._malformed(PRIORITY, value, f"one of {', '.join(PRIORITIES)}", "its blocks get the lowest")
+        return "low"
 
     def _pool_only(self, params: Mapping[Any, Any]) -> bool:
         """Returns whether some tier is excluded for the request. The pool is not a tier that a filter can exclude."""

@@ -1,11 +1,13 @@
 """Messages between the scheduler's connector and the workers'. Everything here is pickled once per step."""
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata, KVConnectorWorkerMetadata
 
 from kvdepot.engines.spans import Carrier
+from kvdepot.priority import Priority
 
 
 @dataclass
@@ -14,19 +16,42 @@ class Blocks:
 
     Attributes:
         traces: traces of the requests that the blocks are stored for, if they are sampled.
+        priorities: priorities with which blocks are stored, by index, where it is not ``normal``.
     """
 
     hashes: list[bytes] = field(default_factory=list)
     pages: list[int] = field(default_factory=list)
     traces: list[Carrier] = field(default_factory=list)
+    priorities: dict[int, Priority] = field(default_factory=dict)
 
-    def add(self, block_hash: bytes, page: int) -> None:
+    def add(self, block_hash: bytes, page: int, priority: Priority = "normal") -> None:
         """Adds one block."""
+        if priority != "normal":
+            self.priorities[len(self.hashes)] = priority
         self.hashes.append(block_hash)
         self.pages.append(page)
 
+    def at(self, indices: Sequence[int]) -> "Blocks":
+        """Returns the blocks at these indices, in their order."""
+        hashes, pages = [self.hashes[index] for index in indices], [self.pages[index] for index in indices]
+        known = self.priorities
+        priorities = {to: known[index] for to, index in enumerate(indices) if index in known} if known else {}
+        return Blocks(hashes, pages, self.traces, priorities)
+
+    def by_priority(self) -> "Iterator[tuple[Priority, Blocks]]":
+        """Yields the blocks of each priority that some have."""
+        if not self.priorities:
+            yield "normal", self
+            return
+        indices: dict[Priority, list[int]] = {}
+        for index in range(len(self.hashes)):
+            indices.setdefault(self.priorities.get(index, "normal"), []).append(index)
+        for priority, some in indices.items():
+            yield priority, self.at(some)
+
     def extend(self, other: "Blocks") -> None:
         """Adds all blocks of ``other``."""
+        self.priorities |= {len(self.hashes) + index: priority for index, priority in other.priorities.items()}
         self.hashes += other.hashes
         self.pages += other.pages
         self.traces += other.traces

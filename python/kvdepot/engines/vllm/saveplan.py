@@ -127,7 +127,7 @@ class SavePlan:
             for index in range(begin, end):
                 page = page_ids[group.index][index]
                 if page != 0:  # the null block: it has left the window
-                    blocks.add(hashes[(index + 1) * group.hashes_per_block - 1], page)
+                    blocks.add(hashes[(index + 1) * group.hashes_per_block - 1], page, state.ask.priority)
             state.saved_blocks[group.index] = end
 
     def _complete_states(self, output: "SchedulerOutput", state: RequestState, saves: GroupBlocks) -> None:
@@ -151,7 +151,7 @@ class SavePlan:
             blocks = saves.setdefault(group.index, Blocks())
             if state.trace is not None and state.trace.carrier is not None:
                 blocks.traces.append(state.trace.carrier)
-            blocks.add(state.hashes[unit - 1], page)
+            blocks.add(state.hashes[unit - 1], page, state.ask.priority)
             state.saved_blocks[group.index] = index + 1
 
     def hold(self, saves: GroupBlocks, load_ids: set[int], adapter: AdapterName | None = None) -> None:
@@ -169,8 +169,8 @@ class SavePlan:
         for held in self._held:
             for index, blocks in held.saves.items():
                 if not fresh.isdisjoint(blocks.pages):
-                    kept = [(h, p) for h, p in zip(blocks.hashes, blocks.pages, strict=True) if p not in fresh]
-                    held.saves[index] = Blocks([h for h, _ in kept], [p for _, p in kept], blocks.traces)
+                    kept = [at for at, page in enumerate(blocks.pages) if page not in fresh]
+                    held.saves[index] = blocks.at(kept)
                     self._stats.add("dropped_blocks", len(blocks.pages) - len(kept), "overwritten")
 
     def load_was_good(self, load_id: int) -> None:

@@ -12,6 +12,7 @@ from kvdepot.engines.vllm.meta import Blocks, GroupBlocks
 from kvdepot.engines.vllm.stats import DepotStats
 from kvdepot.engines.vllm.stores import GroupStore
 from kvdepot.errors import KVDepotError
+from kvdepot.priority import Priority
 
 if TYPE_CHECKING:
     from kvdepot import Task
@@ -77,7 +78,7 @@ class Saves:
         self._stats = stats
         self._spans = spans
         self._running: list[RunningDump] = []
-        self._by_layer: dict[int, LayerDump] = {}
+        self._by_layer: dict[tuple[int, Priority], LayerDump] = {}
         self._begun = False
         self.stopped = False
         """Whether nothing is stored any more: a forward failed, and later ones may compute on what it left (P1)."""
@@ -95,7 +96,7 @@ class Saves:
             self._begun = True
             for index, blocks in saves.items():
                 self._submit(index, blocks, by_layer=True)
-        for index, dump in self._by_layer.items():
+        for (index, _), dump in self._by_layer.items():
             shard = self._stores[index].shard_of_layer.get(layer_name)
             if shard is not None and shard in dump.shards_left:
                 dump.submit({shard}, self._order.point())
@@ -131,12 +132,14 @@ class Saves:
         store = self._stores.get(index)
         if self.stopped or store is None:
             return
-        blocks = store.share.of(blocks)
-        if not blocks.pages:
-            return
+        for priority, some in store.share.of(blocks).by_priority():
+            if some.pages:
+                self._begin(index, store, some, priority, by_layer)
+
+    def _begin(self, index: int, store: GroupStore, blocks: Blocks, priority: Priority, by_layer: bool) -> None:
         after = [] if by_layer else [self._order.point()]
         try:
-            task = store.begin_dump(blocks) if by_layer else store.dump(blocks, after[0])
+            task = store.begin_dump(blocks, priority) if by_layer else store.dump(blocks, after[0], priority)
         except KVDepotError as error:  # a block that is not stored is a later miss (P2)
             self._stats.add_failures("dump", {error.kind: len(blocks.pages)})
             return
@@ -151,7 +154,7 @@ class Saves:
             traces=blocks.traces,
         )
         if by_layer:
-            self._by_layer[index] = LayerDump(running, set(range(store.shard_count)))
+            self._by_layer[index, priority] = LayerDump(running, set(range(store.shard_count)))
         self._running.append(running)
 
     def fence(self, fresh: set[int]) -> None:

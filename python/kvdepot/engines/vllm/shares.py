@@ -27,8 +27,7 @@ class Share:
         if self.count == 1 or not blocks.pages:
             return blocks
         turn = int.from_bytes(blocks.hashes[0][-8:], "little")
-        mine = slice((self.index - turn) % self.count, None, self.count)
-        return Blocks(blocks.hashes[mine], blocks.pages[mine], blocks.traces)
+        return blocks.at(range((self.index - turn) % self.count, len(blocks.pages), self.count))
 
 
 ALONE = Share()

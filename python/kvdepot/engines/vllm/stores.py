@@ -15,6 +15,7 @@ from kvdepot.engines.vllm.options import ConnectorOptions
 from kvdepot.engines.vllm.pages import GroupPages
 from kvdepot.engines.vllm.shares import Share
 from kvdepot.errors import KVDepotError
+from kvdepot.priority import Priority
 
 if TYPE_CHECKING:
     from kvdepot import Depot, Namespace, Store, Task
@@ -118,17 +119,19 @@ class GroupStore:
         """Bytes of a block on this rank."""
         return sum(stored.pages.block_bytes for stored in self.at_start)
 
-    def dump(self, blocks: Blocks, after: ComputePoint) -> "Task | JointTask":
+    def dump(self, blocks: Blocks, after: ComputePoint, priority: Priority = "normal") -> "Task | JointTask":
         """Starts a dump of whole blocks."""
         pages = np.array(blocks.pages, dtype=np.int64)
         return self._together(
-            lambda store: store.dump_pages(blocks.hashes, pages, wait_event=after.handle, keep=after.event)
+            lambda store: store.dump_pages(
+                blocks.hashes, pages, wait_event=after.handle, priority=priority, keep=after.event
+            )
         )
 
-    def begin_dump(self, blocks: Blocks) -> "Task | JointTask":
+    def begin_dump(self, blocks: Blocks, priority: Priority = "normal") -> "Task | JointTask":
         """Prepares a dump of blocks whose layers are written one by one."""
         pages = np.array(blocks.pages, dtype=np.int64)
-        return self._together(lambda store: store.begin_dump_pages(blocks.hashes, pages))
+        return self._together(lambda store: store.begin_dump_pages(blocks.hashes, pages, priority=priority))
 
     def load(self, blocks: Blocks, after: ComputePoint, patience_ms: int | None = None) -> "Task | JointTask":
         """Starts a load of whole blocks, layer by layer. ``patience_ms`` bounds the wait for blocks not in the pool."""

@@ -397,9 +397,9 @@ impl Pool {
     #[cfg(any(test, feature = "model"))]
     pub(crate) fn low_in_tiers(&self) -> Option<SlotId> {
         let is_in_tiers = |slot: &Slot| !slot.is_value() && slot.to_write | slot.writing | slot.saved != 0;
-        (0..self.slots.numbers()).map(|id| id as SlotId).find(|&id| {
-            self.priority(id) == Priority::Low && self.slots.get(id).is_some_and(is_in_tiers)
-        })
+        (0..self.slots.numbers())
+            .map(|id| id as SlotId)
+            .find(|&id| self.priority(id) == Priority::Low && self.slots.get(id).is_some_and(is_in_tiers))
     }
 
     /// Tells that a block went, or that a tier failed it.
