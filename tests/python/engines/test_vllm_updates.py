@@ -94,6 +94,24 @@ def test_nothing_is_used_after_an_update_between_two_steps(rank: Rank) -> None:
     assert (report.moved, copies) == (None, ["load", "dump"])
 
 
+@pytest.mark.parametrize("first", [{"loads": [], "computes": False}, {"loads": []}, {"computes": False}])
+def test_an_update_before_anything_was_computed_or_loaded_is_told_as_such(rank: Rank, first: dict[str, Any]) -> None:
+    """Steps without tokens precede the first request: nothing of the earlier weights is in vLLM's own cache."""
+    rank.side._weights_used = False
+    rank.run(**first, saves={})
+    rank.worker.reload_weights(weights_path="second")
+    report, copies = rank.run()
+    assert (report.moved, report.moved_unused) == (0, first == {"loads": [], "computes": False})
+    assert copies == []
+
+
+def test_a_load_of_another_connector_may_have_come_before_the_update(rank: Rank) -> None:
+    rank.side._weights_used, rank.side._has_siblings = False, True
+    rank.worker.reload_weights(weights_path="second")
+    report, _ = rank.run(loads=[], saves={}, computes=False)
+    assert (report.moved, report.moved_unused) == (0, False)
+
+
 def test_an_update_before_the_reset_s_answer_costs_nothing(rank: Rank) -> None:
     rank.worker.start_weight_update()
     rank.worker.update_weights({"weights": "second"})

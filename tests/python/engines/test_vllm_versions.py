@@ -409,6 +409,24 @@ def test_a_change_without_a_word_ends_all_use_until_a_whole_reset() -> None:
     assert namespaces(side) == [canonical_of_version(BASE, version)], "a late word of an earlier generation"
 
 
+def test_a_change_before_the_first_request_is_examined_like_one_with_a_reset() -> None:
+    depot = FakeDepot(units=9)
+    side, req = engine(depot, "a", "b"), request("r", 4 * BLOCK)
+    unused = LoadReport(moved=0, moved_unused=True)
+    side.reported(unused.aggregate(unused).aggregate(LoadReport()))
+    assert side.match(req, 0) == (None, False), "it waits for the answer"
+    version = answer(side, "a", "changed").version
+    assert version
+    assert namespaces(side) == [canonical_of_version(BASE, version)]
+    assert side.match(req, 0)[0]
+
+
+def test_a_change_that_one_rank_noticed_after_it_computed_is_not_examined() -> None:
+    side = engine(FakeDepot(units=9), "a", "b")
+    side.reported(LoadReport(moved=0, moved_unused=True).aggregate(LoadReport(moved=0)))
+    assert not side.build_step(Step().output()).examine
+
+
 def first_step_after_a_reset(depot: FakeDepot, drops: bool = False) -> tuple[SchedulerSide, Any]:
     """A reset that comes before any rank has reported its namespaces, and the report of the first step."""
     side = SchedulerSide(depot, options(drop_at_reset=drops), geometry(), 1)  # type: ignore[arg-type]

@@ -244,9 +244,9 @@ class Loads:
         """Reports the digest of the weights in this rank's memory."""
         self._report.generation, self._report.weights = generation, {rank: digest}
 
-    def report_moved(self, generation: int) -> None:
-        """Reports an unannounced change of this rank's weights."""
-        self._report.moved = generation
+    def report_moved(self, generation: int, *, unused: bool) -> None:
+        """Reports an unannounced change of this rank's weights. ``unused``: before anything was computed or loaded."""
+        self._report.moved, self._report.moved_unused = generation, unused
 
     def wait_for_all(self) -> None:
         """Returns when no load writes to the engine's pages: all have ended, within their tasks' time limit (P3)."""

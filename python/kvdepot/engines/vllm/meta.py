@@ -167,6 +167,7 @@ class LoadReport(KVConnectorWorkerMetadata):
         weights: digest of the weights in a rank's memory, by rank; empty = unknown.
         timed: number of the step, if it is to be measured.
         moved: generation in which a rank noticed an unannounced change of its weights; else ``None``.
+        moved_unused: whether nothing was computed or loaded before that, so that no KV of the earlier weights is left.
         changed_adapters: LoRA adapters that a rank did not compute with as their requests' keys say.
     """
 
@@ -177,6 +178,7 @@ class LoadReport(KVConnectorWorkerMetadata):
     generation: int = 0
     weights: dict[int, str] = field(default_factory=dict)
     moved: int | None = None
+    moved_unused: bool = False
     timed: int = 0
     changed_adapters: set[AdapterName] = field(default_factory=set)
 
@@ -191,6 +193,7 @@ class LoadReport(KVConnectorWorkerMetadata):
         for report in (self, other):
             if report.generation == generation:
                 weights.update(report.weights)
+        moved = [report for report in (self, other) if report.moved is not None]
         return LoadReport(
             done=done,
             failed=self.failed | other.failed,
@@ -198,7 +201,8 @@ class LoadReport(KVConnectorWorkerMetadata):
             ranks=self.ranks + other.ranks,
             generation=generation,
             weights=weights,
-            moved=max((report.moved for report in (self, other) if report.moved is not None), default=None),
+            moved=max((report.moved for report in moved if report.moved is not None), default=None),
+            moved_unused=bool(moved) and all(report.moved_unused for report in moved),
             timed=max(self.timed, other.timed),
             changed_adapters=self.changed_adapters | other.changed_adapters,
         )

@@ -235,9 +235,18 @@ class EngineNamespaces:
         if not self._drops.due:
             self._open_version()
 
-    def moved(self, generation: int) -> None:
-        """Handles a rank's unannounced change of weights within this generation."""
+    def moved(self, generation: int, *, unused: bool) -> None:
+        """Handles a rank's unannounced change of weights within this generation.
+
+        ``unused``: the earlier weights have computed nothing, so the workers are asked as after a reset.
+        """
         if self.off or generation != self.weights.generation or self.weights.version is None:
+            return
+        if unused:
+            logger.info("kvdepot: the weights were updated before the first request")
+            self._examined_since_s = 0.0
+            self.weights.doubt(examine=True)
+            self._close()
             return
         logger.error("kvdepot is off until the next reset_prefix_cache(reset_connector=True): %s", STALE)
         self.weights.doubt(examine=False)

@@ -584,7 +584,7 @@ class SchedulerSide:
             self._namespaces.turn_off(report.broken)
         self._namespaces.found(report.ranks)
         if report.moved is not None:
-            self._namespaces.moved(report.moved)
+            self._namespaces.moved(report.moved, unused=report.moved_unused)
         self._namespaces.answered(report.generation, report.weights)
         for load_id in report.failed:
             self._load_failed(load_id)

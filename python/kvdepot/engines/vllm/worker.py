@@ -91,6 +91,7 @@ class WorkerSide:
         self._generation, self._version = 0, ""
         self._examined = 0
         self._moved: int | None = None
+        self._weights_used = False
         self._updated = self._update_goes_on = False
         self._sampled = ""
         self._ended_s = 0.0
@@ -230,14 +231,15 @@ class WorkerSide:
         """Detects weights that were replaced without a reset: by vLLM's own methods, or found in a sample of them.
 
         What this step was to load belongs to other weights, and what it computes builds on KV of other weights, which
-        vLLM still has in its own cache. Neither is used until a reset has cleared that (P1).
+        vLLM still has in its own cache. Neither is used until a reset has cleared that (P1). Before the first step that
+        computes or loads there is no such KV, unless another connector has loaded some.
         """
         sampled = self._weights.sample()
         if sampled == self._sampled and not self._updated:
             return
         self._updated = self._update_goes_on
         self._sampled, self._moved = sampled, generation
-        self._loads.report_moved(generation)
+        self._loads.report_moved(generation, unused=not self._weights_used and not self._has_siblings)
         self._refuse()
 
     def _reopen_stores(self) -> None:
@@ -327,6 +329,7 @@ class WorkerSide:
             self._follow_weights(step)
             if self._proof_is_due:
                 self._prove_late()
+        self._weights_used = self._weights_used or step.computes or bool(step.loads)
         if not self._loads.refused:
             self._saves.dump(step.late_saves)
         if self._options.step_order.clears_first:
