@@ -205,3 +205,15 @@ def test_vllm_s_own_reload_of_weights(real_lab: Lab) -> None:
     for phase in ("other files", "other files again"):
         assert run[phase]["tokens"] == others["other"]["tokens"], phase
     assert plain["own"]["tokens"] != others["other"]["tokens"]
+
+
+def test_weights_reloaded_before_the_first_request_need_no_reset(real_lab: Lab) -> None:
+    """VLLM has no KV of the weights on disk then: what is computed is stored, and is of the new ones."""
+    lab, other = real_lab, real_lab.model("llama-other")
+    others = lab.run("llama-other", [generate("other")], connector=None)
+    run = lab.run("llama", [{"do": "reload_weights", "model": other}, generate("first"), RESET, generate("again")])
+    assert run["first"]["cached"] == [0, 0, 0]
+    assert run["again"]["cached"] == hits(True, "llama")
+    assert run["first"]["tokens"] == run["again"]["tokens"] == others["other"]["tokens"]
+    own = lab.run("llama", [generate("own")])
+    assert own["own"]["cached"] == [0, 0, 0], "the files have another name"
