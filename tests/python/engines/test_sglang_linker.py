@@ -87,8 +87,9 @@ def opened(home: NodeDepot, says: SimpleNamespace, monkeypatch: pytest.MonkeyPat
         group = group if isinstance(group, DeviceGroup) else DeviceGroup(group)
         allocator = SimpleNamespace(get_kvcache=lambda: group)
         params = SimpleNamespace(token_to_kv_pool_allocator=allocator)
+        started_with = SimpleNamespace(**extra.pop("started_with", {}))
         config = {**home.config, "load_policy": "all", **extra}
-        one = KVDepotLinker(SimpleNamespace(), params, components={"full"}, extra_config=config)
+        one = KVDepotLinker(started_with, params, components={"full"}, extra_config=config)
         made.append(one)
         if not home.pid and config.get("start_depot", True):
             home.pid = answering_pid(one)
@@ -581,6 +582,13 @@ def test_decode_context_parallelism_is_refused(opened: Open, says: Any) -> None:
     says.dcp_size = 2
     with pytest.raises(ConfigError, match="attn-dcp-size"):
         opened(heads())
+
+
+def test_memory_that_sglang_may_release_is_refused(opened: Open) -> None:
+    """SGLang releases it before it tells the linker: copies would still use it, and later ones find other memory."""
+    with pytest.raises(ConfigError, match="enable-memory-saver"):
+        opened(heads(), started_with={"enable_memory_saver": True})
+    opened(heads(), started_with={"enable_memory_saver": False})
 
 
 @pytest.mark.parametrize(

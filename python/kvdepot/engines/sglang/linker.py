@@ -50,6 +50,10 @@ LATE_RANK = (
     "the other ranks would store what they compute from these pages, so rank {} of {} ends SGLang: start it again, and "
     "check the device of that rank"
 )
+MEMORY_SAVER = (
+    "--enable-memory-saver: SGLang releases the memory of its pages before it ends the linker's copies: start without it, "
+    "or use KVDepotHiCache"
+)
 REMEDY = "restart SGLang"
 """What to do after an update of the weights in place."""
 
@@ -91,7 +95,7 @@ class KVDepotLinker(UnifiedCacheLinker):
 
     def __init__(
         self,
-        server_args: Any,  # noqa: ARG002
+        server_args: Any,
         params: Any,
         *,
         components: Any,
@@ -109,9 +113,11 @@ class KVDepotLinker(UnifiedCacheLinker):
 
         Raises:
             ConfigError: a key is wrong, or the model's KV cannot be distinguished from another's, or its pools cannot
-                be used.
+                be used, or SGLang may release their memory.
         """
         self.forward_stream = forward_stream
+        if getattr(server_args, "enable_memory_saver", False):
+            raise ConfigError(MEMORY_SAVER)
         options = read_linker_config(extra_config)
         cache = params.token_to_kv_pool_allocator.get_kvcache()
         self._group = device_pool_group(cache, params, components)
