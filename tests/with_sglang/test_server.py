@@ -99,7 +99,7 @@ def test_an_operator_clears_and_attaches_again_over_http(tmp_path: Path, home: D
             until(lambda: driver.counts().get("other_weights", 0) > 0, "kvdepot is off")
             driver.flush()
             assert driver.ask() == (other[0], [0, 0]), "nothing was stored of it, and nothing of before is found"
-            attach_again(server, line)
+            attach_again(server, line, driver)
             driver.flush()
             assert driver.ask() == (other[0], [0, 0])
             stored(depot, 3 * pages)
@@ -108,19 +108,21 @@ def test_an_operator_clears_and_attaches_again_over_http(tmp_path: Path, home: D
             assert driver.counts()["hit"] == 2 * pages
 
 
-def attach_again(server: Server, line: list[str]) -> None:
-    """Detaches the backend and attaches it as the server's command line does; SGLang refuses until it is idle."""
+def attach_again(server: Server, line: list[str], driver: Driver) -> None:
+    """Detaches the backend and attaches it with a name for the new weights; SGLang refuses until it is idle."""
     until(lambda: server.call("DELETE", "/hicache/storage-backend")[0] == 200, "the backend is detached")
-    extra = line[line.index("--hicache-storage-backend-extra-config") + 1]
-    asked = {"hicache_storage_backend": "dynamic", "hicache_storage_backend_extra_config_json": extra}
-    answer: tuple[int, str] = (0, "")
+    driver.flush()
+    extra = json.loads(line[line.index("--hicache-storage-backend-extra-config") + 1])
 
-    def attached() -> bool:
-        nonlocal answer
-        answer = server.call("PUT", "/hicache/storage-backend", asked)
-        return answer[0] == 200
+    def attached(**more: str) -> tuple[int, str]:
+        named = json.dumps({**extra, **more})
+        asked = {"hicache_storage_backend": "dynamic", "hicache_storage_backend_extra_config_json": named}
+        return server.call("PUT", "/hicache/storage-backend", asked)
 
-    until(attached, "the backend is attached")
+    status, text = attached()
+    assert status != 200, "the new weights have no name"
+    assert "set weights_version" in text
+    until(lambda: attached(weights_version="of this test")[0] == 200, "the backend is attached")
     shown: dict[str, Any] = json.loads(server.call("GET", "/hicache/storage-backend")[1])
     assert shown["hicache_storage_backend"] == "dynamic"
 

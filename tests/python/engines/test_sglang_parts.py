@@ -252,6 +252,25 @@ def test_weights_that_nothing_names_are_refused(told: SimpleNamespace, tmp_path:
     described(told, Model(tmp_path / "model", arguments={"load_format": "dummy"}), options=named)
 
 
+def test_a_trainers_weights_are_refused_unless_they_have_a_name_of_their_own(
+    told: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two training runs begin with the same files, and both count their updates from 1 (P8)."""
+    model = Model(tmp_path / "model", arguments={"weight_version": "default"})
+    serving = SimpleNamespace(weight_version="default")
+    context = ModuleType("sglang.srt.runtime_context")
+    context.get_serving = lambda: serving  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, context.__name__, context)
+    start = described(told, model)
+    serving.weight_version = "1"
+    with pytest.raises(ConfigError, match=r"weight_version '1'.*set weights_version"):
+        described(told, model)
+    first, second = (described(told, model, options=Options(OPTIONS.config, run)) for run in ("first", "second"))
+    serving.weight_version = "2"
+    later = described(told, model, options=Options(OPTIONS.config, "first"))
+    assert len({start, first, second, later}) == 4
+
+
 def test_adapters_are_known_by_their_files(told: SimpleNamespace, tmp_path: Path) -> None:
     def with_adapter(seed: int, form: Any) -> str:
         Model(tmp_path / "adapter", seed).make()
@@ -403,6 +422,7 @@ def test_releases_tell_themselves_in_different_ways(monkeypatch: pytest.MonkeyPa
     assert engine.server_arguments() is new
     assert engine.attention_backends(new) == ["fa3", "", ""]
     assert (engine.model_path(new), engine.weight_version(new)) == ("newer", "2")
+    assert engine.weight_version_of_start(new) == "default"
     assert engine.hashes_know_adapters()
     before = engine.current_weights(new)
     model.model_path = "another"

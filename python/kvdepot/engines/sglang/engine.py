@@ -63,6 +63,11 @@ def weight_version(arguments: Any) -> str:
     return current_weights(arguments).removeprefix(model_path(arguments)).strip()
 
 
+def weight_version_of_start(arguments: Any) -> str:
+    """Returns the version that SGLang was started with (``--weight-version``): no update changes its arguments."""
+    return str(getattr(arguments, "weight_version", None) or "")
+
+
 def ranks_of_node(arguments: Any, storage: Any) -> int:
     """Returns the maximum number of ranks of this engine on a node, including its data-parallel replicas."""
 

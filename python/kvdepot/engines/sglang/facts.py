@@ -182,11 +182,22 @@ def refuse_pool(name: str, pool: Any, storage: Any) -> None:
 
 
 def _weights_facts(arguments: Any, options: Options) -> dict[str, object]:
-    model = engine.model_path(arguments)
+    """Returns the facts of the weights in memory.
+
+    Raises:
+        ConfigError: nothing distinguishes them from others.
+    """
+    model, version = engine.model_path(arguments), engine.weight_version(arguments)
+    if version != engine.weight_version_of_start(arguments) and not options.weights_version:
+        # They may be a trainer's, of which no file knows. Another training run counts its versions in the same way.
+        raise ConfigError(
+            f"the weights were updated in place, to weight_version {version!r}, which another training run may have: "
+            "set weights_version in the extra config to a name that no other run has"
+        )
     return {
         "weights": _digest_or_refuse(model, getattr(arguments, "revision", None), arguments, options, "model"),
         "weights_version": options.weights_version,
-        "weight_version": engine.weight_version(arguments),
+        "weight_version": version,
         "model_config": config_file_digest(model, getattr(arguments, "revision", None)),
     }
 
