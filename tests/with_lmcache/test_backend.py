@@ -300,7 +300,7 @@ def test_clear_is_for_everybody_and_waits_for_the_depot(tmp_path: Path, home: De
         assert one.engine.lookup(TOKENS) == 0
         stack.enter_context(home.start())
         until(one.backend._stores.attached, "the depot is back")
-        until(one.backend._reset_confirmed, "the reset")
+        until(one.backend._clearing.settled, "the reset")
         assert one.engine.lookup(TOKENS) == 0
         assert other.engine.lookup(TOKENS) == 0
         one.store(TOKENS, kv(6, len(TOKENS)))
@@ -338,6 +338,7 @@ def test_a_store_under_way_during_a_clear_is_not_found(life: Life, monkeypatch: 
         assert life.engine.lookup(TOKENS) == 0
         gate.set()
         until(lambda: not life.backend._puts, "stores")
+    until(life.backend._clearing.settled, "the second reset")
     assert life.backend.counts()["dumped"] == FULL // CHUNK
     keys = [key for _, _, key in life.engine.token_database.process_tokens(TOKENS)][:4]
     rows = [(life.backend._layout(), chunk_hash(key)) for key in keys]
@@ -360,8 +361,7 @@ def test_a_clear_during_a_reset_is_confirmed_by_its_own(life: Life, monkeypatch:
 
     monkeypatch.setattr(life.backend._stores, "reset", overtaken)
     life.backend.clear()
-    assert len(sent) == 2
-    until(life.backend._reset_confirmed, "the reset")
+    until(life.backend._clearing.settled, "the reset")
     assert len(sent) == 3
 
 

@@ -1,4 +1,4 @@
-"""The engines' interfaces without an engine: if vLLM or SGLang is not installed, its base classes are stand-ins."""
+"""The engines' interfaces without an engine: if one is not installed, its base classes are stand-ins."""
 
 import importlib.util
 import sys
@@ -175,3 +175,18 @@ if importlib.util.find_spec("sglang") is None:
         "sglang.srt.mem_cache.hicache_storage", HiCacheStorage=HiCacheStorage, PoolTransferResult=PoolTransferResult
     )
     sys.modules["sglang.srt.mem_cache"].hicache_storage = sys.modules["sglang.srt.mem_cache.hicache_storage"]  # type: ignore[attr-defined]
+
+
+class StoragePluginInterface:
+    """The part of LMCache's base class of storage plug-ins that is used."""
+
+    def __init__(self, dst_device: str, config: Any, metadata: Any, local_cpu_backend: Any, loop: Any) -> None:
+        self.config, self.metadata, self.local_cpu_backend = config, metadata, local_cpu_backend
+
+
+if importlib.util.find_spec("lmcache") is None:
+    for package in ("lmcache", "lmcache.v1", "lmcache.v1.storage_backend"):
+        _stand_in(package)
+    forms = SimpleNamespace(**{name: SimpleNamespace(name=name) for name in ("KV_2LTD", "KV_MLA_FMT")})
+    _stand_in("lmcache.v1.memory_management", MemoryFormat=forms)
+    _stand_in("lmcache.v1.storage_backend.abstract_backend", StoragePluginInterface=StoragePluginInterface)

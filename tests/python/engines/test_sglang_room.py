@@ -10,10 +10,10 @@ import pytest
 from sglang_parts import IndexerPoolHost, MHATokenToKVPoolHost
 
 from kvdepot.config import load_config
+from kvdepot.engines.clearing import Clearing
 from kvdepot.engines.counters import Counters
 from kvdepot.engines.resets import Resets
 from kvdepot.engines.sglang import room
-from kvdepot.engines.sglang.clearing import Clearing
 from kvdepot.engines.sglang.pages import Pages
 from kvdepot.engines.sglang.room import CALL_S, HELD_PART, KNOWN_S, LOOKUP_PAGES, Room
 from kvdepot.task import TaskResult

@@ -12,6 +12,7 @@ from typing import Any
 from lmcache.v1.memory_management import MemoryFormat
 from lmcache.v1.storage_backend.abstract_backend import StoragePluginInterface
 
+from kvdepot.engines.clearing import Clearing
 from kvdepot.engines.lmcache.bounded import Bounded
 from kvdepot.engines.lmcache.counters import Counters, lmcache_logger
 from kvdepot.engines.lmcache.facts import (
@@ -98,6 +99,7 @@ class KVDepotBackend(StoragePluginInterface):
         self._loads = Bounded("load", GET_THREADS, self._counters)
         self._lookups = Bounded("lookup", LOOKUP_THREADS, self._counters)
         self._resets = Resets()
+        self._clearing = Clearing(self._resets, self._reset)
         self._closed = False
         # A depot that has to be started first is then ready for the first request, even in a scheduler, which only
         # looks up.
@@ -230,17 +232,15 @@ class KVDepotBackend(StoragePluginInterface):
     def clear(self) -> int:
         """Makes all chunks of this model and layout unreachable, for every engine and rank, in every tier.
 
-        Until the depot has confirmed this, everything is a miss here. Queued chunks are not stored. Chunks in flight
-        become unreachable, too, once their stores have ended.
+        Until the depot has confirmed this, everything is a miss here. Waits at most ``CLEAR_S`` for it, and retries in
+        the background. Queued chunks are not stored. Chunks in flight become unreachable, too, once their stores have
+        ended.
 
         Returns:
             0: the removed chunks are not counted.
         """
         self._resets.clear()
-        try:
-            self._reset_confirmed()
-        except UnknownLayoutError as error:
-            self._counters.trouble("reset_error", f"nothing was cleared: {error}")
+        self._clearing.confirmed()
         return 0
 
     def touch_cache(self) -> None:
@@ -270,6 +270,7 @@ class KVDepotBackend(StoragePluginInterface):
         self._put_threads.shutdown(wait=True)
         self._loads.close()
         self._lookups.close()
+        self._clearing.close()
         self._stores.close()
 
     def _facts(self, layout: Layout) -> Mapping[str, object]:
@@ -302,7 +303,7 @@ class KVDepotBackend(StoragePluginInterface):
 
     def _rows(self, keys: Sequence[Any]) -> list[tuple[Layout, bytes]]:
         """Returns layout and hash of the leading keys that may be present."""
-        if self._closed or not self._reset_confirmed():
+        if self._closed or not self._clearing.settled():
             return []
         rows: list[tuple[Layout, bytes]] = []
         try:
@@ -356,7 +357,7 @@ class KVDepotBackend(StoragePluginInterface):
         if self._closed:
             self._counters.trouble("put_not_begun", "chunks were not stored: closed", len(chosen))
             return []
-        if not self._reset_confirmed() or not self._resets.begin(generation):
+        if not self._clearing.settled() or not self._resets.begin(generation):
             self._counters.add("not_stored_before_reset", len(chosen))
             return []
         try:
@@ -364,9 +365,9 @@ class KVDepotBackend(StoragePluginInterface):
         finally:
             in_time = self._resets.end(generation)
         if not in_time:
-            # The depot may have stored these chunks after its reset: repeat it now, and in every call until it works.
+            # The depot may have stored these chunks after its reset, which is repeated until it works.
             self._counters.add("reset_again")
-            self._reset_confirmed()
+            self._clearing.settled()
         return stored if in_time else []
 
     def _dump_begun(self, chosen: list[tuple[Any, Any]], removed: Mapping[bytes, int]) -> list[Any]:
@@ -405,7 +406,7 @@ class KVDepotBackend(StoragePluginInterface):
 
     def _get(self, keys: Sequence[Any]) -> list[Any]:
         found: list[Any] = [None] * len(keys)
-        if self.local_cpu_backend is None or self._closed or not self._reset_confirmed():
+        if self.local_cpu_backend is None or self._closed or not self._clearing.settled():
             return found
         generation = self._resets.generation
         layout = self._layout()
@@ -468,9 +469,12 @@ class KVDepotBackend(StoragePluginInterface):
                 time.sleep(ALLOCATE_AGAIN_S)
         return memories
 
-    def _reset_confirmed(self) -> bool:
-        """Returns whether nothing from before a clear can be found. Repeats resets that the depot has not confirmed."""
-        number = self._resets.attempt(time.monotonic())
-        if number is not None and self._stores.reset(self._layout()):
-            self._resets.confirm(number)
-        return self._resets.settled
+    def _reset(self) -> bool:
+        """Makes the model's chunks unreachable. Returns whether the depot has confirmed that."""
+        try:
+            return self._stores.reset(self._layout())
+        except BaseException as error:  # sent again
+            if not is_failure(error):
+                raise
+            self._counters.trouble("reset_error", f"nothing was cleared: {error!r}")
+            return False

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 from sglang.srt.mem_cache import hicache_storage
 
+from kvdepot.engines.clearing import Clearing
 from kvdepot.engines.resets import Resets
 from kvdepot.engines.sglang import engine
-from kvdepot.engines.sglang.clearing import Clearing
 from kvdepot.engines.sglang.facts import engine_facts, pool_facts, refuse_pool, refuse_unsupported
 from kvdepot.engines.sglang.guard import Guard
 from kvdepot.engines.sglang.hits import ALL_PAGES, KV, TRAILING_PAGES, common, leading, restorable

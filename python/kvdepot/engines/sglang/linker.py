@@ -16,10 +16,10 @@ import numpy as np
 from sglang.srt.mem_cache.unified_cache.unified_cache_linker import LayerWiseLoadCounter, UnifiedCacheLinker
 
 from kvdepot.config import KVDepotConfig
+from kvdepot.engines.clearing import Clearing
 from kvdepot.engines.resets import Resets
 from kvdepot.engines.sglang import engine
 from kvdepot.engines.sglang.batches import Batch, Batches
-from kvdepot.engines.sglang.clearing import Clearing
 from kvdepot.engines.sglang.device_pages import DevicePages
 from kvdepot.engines.sglang.device_pools import device_pool_group
 from kvdepot.engines.sglang.facts import engine_facts, pool_facts, refuse_unsupported
@@ -51,8 +51,8 @@ LATE_RANK = (
     "check the device of that rank"
 )
 MEMORY_SAVER = (
-    "--enable-memory-saver: SGLang releases the memory of its pages before it ends the linker's copies: start without it, "
-    "or use KVDepotHiCache"
+    "--enable-memory-saver: SGLang releases the memory of its pages before it ends the linker's copies: start without "
+    "it, or use KVDepotHiCache"
 )
 REMEDY = "restart SGLang"
 """What to do after an update of the weights in place."""

@@ -1,4 +1,4 @@
-"""Sends resets to the depot on a thread of its own: SGLang clears on its scheduler's thread, which must not wait."""
+"""Sends resets to the depot on a thread of its own, so that neither a clear nor the lookups after it wait for tiers."""
 
 import threading
 import time
