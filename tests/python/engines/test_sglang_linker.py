@@ -14,7 +14,7 @@ import pytest
 from node import NodeDepot
 from sglang_parts import LAYERS, PAGE, DeviceEntry, DeviceGroup, Model, Transfer, device_tensor, heads, names
 
-from kvdepot.engines.sglang import KVDepotLinker, engine, leases, linker
+from kvdepot.engines.sglang import KVDepotLinker, engine, leases, linker, room
 from kvdepot.engines.sglang.device_pages import DevicePages, Piece
 from kvdepot.engines.sglang.worker import Worker
 from kvdepot.errors import ConfigError, DepotTimeoutError
@@ -188,9 +188,9 @@ class Gate:
     def before(self, call: Callable[..., Any]) -> Callable[..., Any]:
         """Returns a function that notes its calls."""
 
-        def noted(*arguments: Any) -> Any:
+        def noted(*arguments: Any, **more: Any) -> Any:
             self.order.append("copy")
-            return call(*arguments)
+            return call(*arguments, **more)
 
         return noted
 
@@ -200,10 +200,10 @@ def held_up(monkeypatch: pytest.MonkeyPatch, made: KVDepotLinker, call: str) -> 
     gate, begun = Gate(), threading.Event()
     original = getattr(made._room, call)
 
-    def late(*arguments: Any) -> Any:
+    def late(*arguments: Any, **more: Any) -> Any:
         begun.set()
         gate.synchronize()
-        return original(*arguments)
+        return original(*arguments, **more)
 
     monkeypatch.setattr(made._room, call, late)
     return gate, begun
@@ -538,6 +538,36 @@ def test_too_many_waiting_offloads_fail_in_their_turn(opened: Open, monkeypatch:
     gate.happened.set()
     until(lambda: made.num_completed_offloads() == 5, "all have ended")
     assert [made.pop_completed_offload() for _ in range(5)] == [True, True, True, False, False]
+
+
+def test_offloads_wait_together_for_a_depot_that_stays_busy(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SGLang evicts no page until it has the result of its offload, and admits nothing without free pages (P2)."""
+    made, clock, gate = opened(heads()), Clock(), Gate()
+    made.events = (gate,)
+    attempts: list[float] = []
+
+    def busy(verb: str, pool: Any, hashes: list[bytes], places: Any) -> tuple[Any, dict[str, int]]:
+        attempts.append(clock.now_s)
+        return np.arange(len(hashes)), {"busy": len(hashes)}
+
+    def wait(seconds: float) -> bool:
+        clock.now_s += seconds
+        return False
+
+    monkeypatch.setattr(made._room, "_moved", busy)
+    monkeypatch.setattr(made._room, "_closing", SimpleNamespace(wait=wait, set=lambda: None))
+    for module in (linker, room):
+        monkeypatch.setattr(module, "time", clock)
+    began_s = clock.now_s
+    for number in range(50):
+        assert made.offload([transfer(names(1, f"{number:x}e"), number % 16)])
+    gate.happened.set()
+    assert made._offloads.drain(UNTIL_S)
+    assert [made.pop_completed_offload() for _ in range(50)] == [False] * 50
+    assert clock.now_s <= began_s + linker.FULL_S
+    # Each is tried at least once, and the first one again.
+    assert 60 <= len(attempts) <= 80
+    assert made.counts()["dump_busy"] == 50
 
 
 def test_the_depot_knows_which_request_missed(opened: Open, home: NodeDepot) -> None:

@@ -37,6 +37,9 @@ OFFLOADS_MAX = 1024
 """Offloads that may wait to be copied; later ones are reported as failed, and SGLang offers them again."""
 COPY_S = 10.0
 """Seconds that a dump or load may take, all in memory: longer than in HiCache, since a failed load aborts a request."""
+FULL_S = 1.0
+"""Seconds after its offer for which an offload is retried while the depot is busy or full: SGLang evicts no pages of it,
+nor of those behind it, until it has their results."""
 QUIET_S = 2 * COPY_S + 1.0
 """Seconds that a reset waits for copies in flight, both directions together. Each begins within ``COPY_S``, and ends
 within another."""
@@ -70,11 +73,16 @@ class Load:
 
 @dataclass(frozen=True)
 class Offload:
-    """Pages to store after the events; no pools = a failure that is reported when its turn comes."""
+    """Pages to store after the events; no pools = a failure that is reported when its turn comes.
+
+    No copy begins after ``until_s``, and none that found the depot busy or full after ``again_until_s``.
+    """
 
     generation: int
     pools: tuple[tuple[str, list[bytes], Any], ...] | None
     events: tuple[Any, ...]
+    until_s: float
+    again_until_s: float
 
 
 @dataclass(frozen=True)
@@ -230,7 +238,8 @@ class KVDepotLinker(UnifiedCacheLinker):
             pools = self._guard.answered("offload", len(expanded[0].keys), lambda: self._to_store(expanded), None)
             events = tuple(self.record_offload_ready()) if pools else ()
         # SGLang takes the results in the order of the calls, so failures wait for their turn, too.
-        return self._offloads.put(Offload(self._resets.generation, pools, events))
+        until_s, again_until_s = self._room.until(), time.monotonic() + FULL_S
+        return self._offloads.put(Offload(self._resets.generation, pools, events, until_s, again_until_s))
 
     def num_completed_offloads(self) -> int:
         """Returns the number of results that wait."""
@@ -416,9 +425,10 @@ class KVDepotLinker(UnifiedCacheLinker):
         if not self._resets.begin(job.generation):
             return False
         try:
-            until_s = self._room.until()
             moved = [
-                self._room.move("dump", name, hashes, self._places(name, [indices]), until_s)
+                self._room.move(
+                    "dump", name, hashes, self._places(name, [indices]), job.until_s, again_until_s=job.again_until_s
+                )
                 for name, hashes, indices in job.pools
             ]
         finally:

@@ -271,6 +271,8 @@ class Room:
         hashes: Sequence[bytes],
         places: npt.NDArray[Any],
         until_s: float | None = None,
+        *,
+        again_until_s: float = math.inf,
     ) -> list[bool]:
         """Dumps or loads pages. Returns for each whether it succeeded, once nothing copies from or to them any more.
 
@@ -280,8 +282,10 @@ class Room:
             hashes: hashes of the pages.
             places: where they are, one row per page, as the pool's ``submit`` takes them.
             until_s: time after which no task begins; ``None`` = as from ``until``.
+            again_until_s: time after which no dump that found the depot busy or full is retried, if it is earlier.
         """
         until_s = self.until() if until_s is None else until_s
+        again_until_s = min(until_s, again_until_s)
         ended = np.zeros(len(hashes), dtype=bool)
         pool = self._pool(name, len(hashes), until_s)
         if pool is None or not hashes:
@@ -292,7 +296,8 @@ class Room:
             ended[np.delete(rest, failed)] = True
             rest = rest[failed]
             again = verb == "dump" and bool(kinds) and all(kind in FULL for kind in kinds)
-            if not (again and self.attached) or self._closing.wait(FULL_AGAIN_S) or time.monotonic() >= until_s:
+            in_time = time.monotonic() + FULL_AGAIN_S < again_until_s
+            if not (again and in_time and self.attached) or self._closing.wait(FULL_AGAIN_S):
                 for kind, count in kinds.items():
                     self._counters.trouble(f"{verb}_{kind}", f"{count} pages of a {verb} failed: {kind}", count)
                 break
