@@ -173,6 +173,8 @@ class Clock:
     def monotonic(self) -> float:
         return self.now_s
 
+    time = monotonic
+
 
 class Gate:
     """An event that happens when the test says so."""
@@ -676,10 +678,41 @@ def test_a_tier_that_does_not_deliver_stops_the_scheduler_for_a_tenth_of_the_tim
         assert delivers or policy != "faster" or sum(found) <= (clock.now_s - began_s) / 10 + 1.0
         return found
 
-    assert waits("faster")[:74] == [1.0, *[0.0] * 71, 1.0, 0.0]
+    assert waits("faster")[:73] == [1.0, *[0.0] * 70, 1.0, 0.0]
     assert set(waits("faster", delivers=True)) == {1.0}
     # Whoever says how long to wait means it.
     assert set(waits("all")) == {2.0}
+
+
+def test_a_rank_among_several_may_wait_again_once_its_hit_is_loaded(
+    opened: Open, says: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its own hit is none if another rank has not found it, and all ranks have waited in vain."""
+    says.tp = (0, 2)
+    made, clock = opened(heads(), load_policy="faster"), Clock()
+    monkeypatch.setattr(linker, "time", clock)
+    limits: list[float] = []
+
+    def hold(*_: Any, wait_s: float, **__: Any) -> int:
+        limits.append(wait_s)
+        clock.now_s += min(wait_s, 0.75)
+        return 2
+
+    monkeypatch.setattr(made._room, "hold", hold)
+    monkeypatch.setattr(made._room, "renew", lambda owner: 2)
+
+    def ask(rid: str) -> None:
+        assert made.lookup(rid, [transfer(names(2))]) == [1, 2]
+
+    for _ in range(2):
+        ask("a")
+        assert made.load("a", [transfer(names(2), 1, 2)])
+        assert made.cancel_queued_load("a")
+    assert limits == [1.0, 1.0]
+    ask("b")
+    assert made.load("b", [transfer(names(1), 1)]), "another rank has found less"
+    ask("c")
+    assert limits[2:] == [1.0, 0.25]
 
 
 def test_both_directions_of_copies_share_the_time_of_a_flush(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:

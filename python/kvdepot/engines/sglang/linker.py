@@ -9,7 +9,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -38,8 +38,8 @@ OFFLOADS_MAX = 1024
 COPY_S = 10.0
 """Seconds that a dump or load may take, all in memory: longer than in HiCache, since a failed load aborts a request."""
 FULL_S = 1.0
-"""Seconds after its offer for which an offload is retried while the depot is busy or full: SGLang evicts no pages of it,
-nor of those behind it, until it has their results."""
+"""Seconds after its offer for which an offload is retried while the depot is busy or full. Until SGLang has the result,
+it evicts none of the pages, and those of later offloads wait with them."""
 QUIET_S = 2 * COPY_S + 1.0
 """Seconds that a reset waits for copies in flight, both directions together. Each begins within ``COPY_S``, and ends
 within another."""
@@ -87,12 +87,16 @@ class Offload:
 
 @dataclass(frozen=True)
 class Question:
-    """What a request asked for by SGLang's keys, their hashes, and how long its hit is; 0 for a miss."""
+    """What a request asked for by SGLang's keys, their hashes, and how long its hit is; 0 for a miss.
+
+    ``waited_s`` is what ``Patience`` takes back when SGLang loads the hit.
+    """
 
     keys: tuple[str, ...]
     hashes: list[bytes]
     windows: dict[str, int]
     pages: int
+    waited_s: float
 
 
 class KVDepotLinker(UnifiedCacheLinker):
@@ -148,7 +152,9 @@ class KVDepotLinker(UnifiedCacheLinker):
         self._results: deque[bool] = deque()
         self._queued: dict[str, list[Any]] = {}
         self._questions: dict[str, Question] = {}
-        self._patience = Patience(wait_s(options.config), rests=options.config.load_policy == "faster")
+        self._patience = Patience(
+            wait_s(options.config), is_limited=options.config.load_policy == "faster", is_alone=self._alone
+        )
         arguments = engine.server_arguments()
         self._room = Room(options.config, self._counters, ranks=engine.ranks_of_node(arguments, ranks), call_s=COPY_S)
         self._clearing = Clearing(self._resets, self._room.reset)
@@ -191,6 +197,10 @@ class KVDepotLinker(UnifiedCacheLinker):
             self._counters.trouble("load_refused", "a hit is no longer held, and is computed", pages)
             return False
         self._queued[rid] = expanded
+        asked = self._questions.get(rid)
+        if asked is not None and pages >= asked.pages:
+            self._patience.loaded(asked.waited_s)
+            self._questions[rid] = replace(asked, waited_s=0.0)
         return True
 
     def cancel_queued_load(self, rid: str) -> bool:
@@ -315,14 +325,14 @@ class KVDepotLinker(UnifiedCacheLinker):
                 return held
         # The scheduler waits, too: a request that cannot be admitted must not stop the others in every pass.
         hashes = self._hashes(rid, keys)
-        began_s = time.monotonic()
+        began_s = time.time()  # all ranks, also on other nodes, have periods of the same time
         wait_s = self._patience.limit(began_s, is_repeated=is_repeated)
         found = self._room.hold(windows, hashes, self._room.until(), owner=_owner(rid), wait_s=wait_s) or 0
-        self._patience.waited(wait_s, began_s, time.monotonic())
+        waited_s = self._patience.waited(wait_s, began_s, time.time())
         self._counters.add("asked", len(hashes))
         self._counters.add("hit", found)
         self._forget_old()
-        self._questions[rid] = Question(keys, hashes, windows, found)
+        self._questions[rid] = Question(keys, hashes, windows, found, waited_s)
         return found
 
     def _hashes(self, rid: str, keys: tuple[str, ...]) -> list[bytes]:
