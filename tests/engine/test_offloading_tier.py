@@ -102,10 +102,10 @@ class Side:
         self.manager.on_new_request(context)
         return context
 
-    def step(self, preempted: tuple[str, ...] = ()) -> None:
+    def step(self, preempted: tuple[str, ...] = (), new: tuple[str, ...] = ()) -> None:
         from vllm.v1.kv_offload.base import ScheduleEndContext
 
-        self.manager.on_schedule_end(ScheduleEndContext([], preempted))
+        self.manager.on_schedule_end(ScheduleEndContext(new, preempted))
 
     def store(self, context: Any, keys: list[Any]) -> None:
         """What the engine computes: each chunk has the first byte of its key all over."""
@@ -379,6 +379,45 @@ def test_a_reset_waits_for_copies_and_goes_apart(served: Served, make: Callable[
     assert side.found(side.request("later", asked), asked) == ["MISS", "MISS", "MISS", "HIT"]
     other = make()
     assert other.found(other.request("other", asked), asked) == ["HIT", "HIT", "MISS", "MISS"]
+
+
+def test_requests_that_waited_during_a_reset_are_stored(served: Served, make: Callable[..., Side]) -> None:
+    """vLLM tells of a request when it is added. A pause may have a long queue, which is computed after the reset."""
+    served.start()
+    side = make()
+    side.tier._windowed = frozenset()
+    begun, waiting, promoted = (side.request(name, keys(7)) for name in ("begun", "waiting", "promoted"))
+    side.step(new=("begun",))
+    side.store(side.request("other"), keys(7))
+    side.settle()
+    side.manager.primary_tier.reset_cache()
+    assert side.found(promoted, keys(7)) == ["HIT"]
+    side.manager.reset_cache()
+    side.step(new=("waiting", "promoted"))
+    for context, number in ((begun, 1), (waiting, 2), (promoted, 3)):
+        side.store(context, keys(number))
+    side.settle()
+    assert side.tier.counts()["dump_before_reset"] == 2
+    side.manager.primary_tier.reset_cache()
+    asked = keys(1, 2, 3)
+    assert side.found(side.request("later", asked), asked) == ["MISS", "HIT", "MISS"]
+    # At the next reset they have run.
+    side.manager.reset_cache()
+    side.store(waiting, keys(4))
+    assert side.tier.counts()["dump_before_reset"] == 3
+
+
+def test_no_request_from_before_a_reset_is_stored_if_there_are_windows(
+    served: Served, make: Callable[..., Side]
+) -> None:
+    """vLLM may have loaded its prefix from memory of its own, and offers its blocks again."""
+    served.start()
+    side = make()
+    side.tier._windowed = frozenset({WINDOWS})
+    waiting = side.request("waiting")
+    side.manager.reset_cache()
+    side.store(waiting, keys(1))
+    assert side.tier.counts()["dump_before_reset"] == 1
 
 
 def test_a_reset_may_keep_the_namespace(served: Served, make: Callable[..., Side]) -> None:

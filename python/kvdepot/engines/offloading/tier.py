@@ -98,6 +98,7 @@ class KVDepotTier(SecondaryTierManager):
         )
         self._answers: dict[str, Answers] = {}
         self._requests: set[str] = set()
+        self._ran: set[str] = set()
         self._of_before: set[str] = set()
         self._loads: dict[int, str] = {}
         self._promised: set[str] = set()
@@ -163,6 +164,7 @@ class KVDepotTier(SecondaryTierManager):
         # vLLM offers no chunk whose copy from the GPU was queued before the last reset. So the workers have run a step
         # since then, which first waited for all earlier copies.
         self._unflushed = False
+        self._note_run([job_metadata.req_context.req_id])
         if job_metadata.req_context.req_id in self._of_before:
             count = len(job_metadata.keys)
             self._counters.trouble("dump_before_reset", "chunks of a request from before a reset are not stored", count)
@@ -174,6 +176,7 @@ class KVDepotTier(SecondaryTierManager):
         """Starts to load chunks."""
         req_id = job_metadata.req_context.req_id
         self._loads[job_metadata.job_id] = req_id
+        self._note_run([req_id])
         answers = self._answers.get(req_id)
         if answers is not None:
             self._guarded(lambda: answers.accepted(_keys(job_metadata.keys)))
@@ -233,11 +236,13 @@ class KVDepotTier(SecondaryTierManager):
         """Forgets the request."""
         self._answers.pop(req_context.req_id, None)
         self._requests.discard(req_context.req_id)
+        self._ran.discard(req_context.req_id)
         self._of_before.discard(req_context.req_id)
 
     def on_schedule_end(self, context: Any) -> None:
         """Called at the end of each step."""
         self._patience_s = STEP_WAIT_S
+        self._guarded(lambda: self._note_run(context.new_req_ids))
         self._guarded(lambda: self._end_step(context.preempted_req_ids))
         self._guarded(self._room.look)
 
@@ -251,6 +256,10 @@ class KVDepotTier(SecondaryTierManager):
             if req_id in self._answers:
                 self._answers[req_id].restart()
 
+    def _note_run(self, req_ids: Iterable[str]) -> None:
+        """Notes that requests have begun: vLLM tells of a request when it is added, however long it waits then."""
+        self._ran |= self._requests.intersection(req_ids)
+
     # Resets.
 
     def drain_jobs(self) -> None:
@@ -263,9 +272,12 @@ class KVDepotTier(SecondaryTierManager):
         self._counters.add("resets")
         self._answers.clear()
         self._promised.clear()
-        # Running requests may have KV of the earlier weights. vLLM also offers all of their chunks again, by block IDs,
-        # and blocks that have left a window may belong to other requests by now.
-        self._of_before |= self._requests
+        # Requests that ran may have KV of the earlier weights. vLLM also offers all chunks again, by block IDs, and
+        # blocks that have left a window may belong to other requests by now. So in an engine with windows those are
+        # included that may have blocks for a load from vLLM's own memory, of which a tier learns nothing. Without
+        # windows such a load does no harm: its blocks are in use, so vLLM has not reset its GPU's cache, and the
+        # weights must not change.
+        self._of_before |= self._requests if self._windowed else self._ran
         if not self._apart:
             # vLLM's workers may still copy to and from slots that vLLM reuses now, and would overwrite what is loaded
             # into them. With `apart` there is nothing to load.
