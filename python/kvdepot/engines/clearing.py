@@ -9,6 +9,11 @@ from kvdepot.errors import is_failure
 
 CLEAR_S = 1.0
 """Seconds that a clear waits for the depot's confirmation; after that it is retried in the background."""
+UNSETTLED = (
+    "kvdepot: closed before the depot has confirmed a reset, so blocks of before it may be found again: clear again, "
+    "or run `kvdepot reset`"
+)
+"""What a face logs as an error if it closes while not everything is settled: nobody sends the reset any more."""
 
 
 class Clearing:

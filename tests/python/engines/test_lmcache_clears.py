@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from kvdepot.engines.clearing import UNSETTLED
 from kvdepot.engines.lmcache import backend
 from kvdepot.engines.lmcache.backend import KVDepotBackend
 
@@ -81,3 +82,13 @@ def test_a_reset_that_a_tier_delays_delays_no_lookup(made: KVDepotBackend) -> No
     assert made._clearing.confirmed(UNTIL_S)
     assert made.batched_contains([key(1), key(2)]) == 2
     assert set(depot.resets) == {"kvdepot-clear"}
+
+
+def test_a_clear_that_was_never_confirmed_is_an_error_at_the_end(
+    made: KVDepotBackend, caplog: pytest.LogCaptureFixture
+) -> None:
+    depot: Any = made._stores
+    depot.may_end.set()
+    made.clear()
+    made.close()
+    assert [record.levelname for record in caplog.records if record.getMessage() == UNSETTLED] == ["ERROR"]

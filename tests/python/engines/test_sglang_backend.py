@@ -26,6 +26,7 @@ from sglang_parts import (
 )
 
 from kvdepot.config import load_config
+from kvdepot.engines.clearing import UNSETTLED
 from kvdepot.engines.counters import Counters
 from kvdepot.engines.sglang import KVDepotHiCache, engine, leases, room
 from kvdepot.engines.sglang.pages import Pages
@@ -347,6 +348,22 @@ def test_a_clear_and_what_follows_it_wait_for_no_depot(opened: Open, monkeypatch
     assert backend.batch_exists(names(2)) == 0
     assert backend.batch_set_v1(names(2), pool.indices(0, 1)) == [True, True]
     assert threading.current_thread() not in threads
+
+
+def test_a_clear_that_was_never_confirmed_is_an_error_at_the_end(
+    opened: Open, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nobody sends its reset any more, and the pages are found by whoever attaches next."""
+    backend, confirmed = opened(MHATokenToKVPoolHost()), opened(MHATokenToKVPoolHost())
+    confirmed.clear()
+    assert confirmed._clearing.confirmed(UNTIL_S)
+    confirmed.close()
+    assert UNSETTLED not in caplog.messages
+    monkeypatch.setattr(backend._clearing, "_send", lambda: False)
+    assert not backend.clear()
+    for _ in range(2):
+        backend.close()
+    assert [record.levelname for record in caplog.records if record.getMessage() == UNSETTLED] == ["ERROR"]
 
 
 def test_other_weights_in_place_turn_it_off(opened: Open, says: Any) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 from lmcache.v1.memory_management import MemoryFormat
 from lmcache.v1.storage_backend.abstract_backend import StoragePluginInterface
 
-from kvdepot.engines.clearing import Clearing
+from kvdepot.engines.clearing import UNSETTLED, Clearing
 from kvdepot.engines.lmcache.bounded import Bounded
 from kvdepot.engines.lmcache.counters import Counters, lmcache_logger
 from kvdepot.engines.lmcache.facts import (
@@ -272,6 +272,8 @@ class KVDepotBackend(StoragePluginInterface):
         self._lookups.close()
         self._clearing.close()
         self._stores.close()
+        if not self._resets.settled:
+            lmcache_logger().error(UNSETTLED)
 
     def _facts(self, layout: Layout) -> Mapping[str, object]:
         config, metadata = self.config, self.metadata

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from sglang.srt.mem_cache import hicache_storage
 
-from kvdepot.engines.clearing import Clearing
+from kvdepot.engines.clearing import UNSETTLED, Clearing
 from kvdepot.engines.resets import Resets
 from kvdepot.engines.sglang import engine
 from kvdepot.engines.sglang.facts import engine_facts, pool_facts, refuse_pool, refuse_unsupported
@@ -191,9 +191,13 @@ class KVDepotHiCache(hicache_storage.HiCacheStorage):
 
     def close(self) -> None:
         """Waits for running calls, at most ``CALL_S``, and detaches. Idempotent."""
+        if self._guard.closed:
+            return
         self._guard.close()
         self._clearing.close()
         self._room.close()
+        if not self._resets.settled:
+            logger.error(UNSETTLED)
         self._counters.say()
 
     def _register(self, name: str, pool: Any) -> None:

@@ -5,6 +5,7 @@ offload as a miss, but aborts a request whose load fails after it was accepted. 
 in the depot's pool, and it stays leased until it was loaded.
 """
 
+import logging
 import threading
 import time
 from collections import deque
@@ -16,7 +17,7 @@ import numpy as np
 from sglang.srt.mem_cache.unified_cache.unified_cache_linker import LayerWiseLoadCounter, UnifiedCacheLinker
 
 from kvdepot.config import KVDepotConfig
-from kvdepot.engines.clearing import Clearing
+from kvdepot.engines.clearing import UNSETTLED, Clearing
 from kvdepot.engines.resets import Resets
 from kvdepot.engines.sglang import engine
 from kvdepot.engines.sglang.batches import Batch, Batches
@@ -32,6 +33,8 @@ from kvdepot.engines.sglang.report import report_for
 from kvdepot.engines.sglang.room import CLAIM_S, Room
 from kvdepot.engines.sglang.worker import Worker
 from kvdepot.errors import BlockNotFoundError, ConfigError, DepotTimeoutError, is_failure
+
+logger = logging.getLogger("sglang.kvdepot")
 
 OFFLOADS_MAX = 1024
 """Offloads that may wait to be copied; later ones are reported as failed, and SGLang offers them again."""
@@ -291,6 +294,8 @@ class KVDepotLinker(UnifiedCacheLinker):
         self._offloads.close(QUIET_S)
         self._clearing.close()
         self._room.close()
+        if not self._resets.settled:
+            logger.error(UNSETTLED)
         self._counters.say()
 
     def _flush(self) -> int:
