@@ -132,7 +132,7 @@ class Store:
                 tensors of all shards in order.
             priority: how long the blocks stay in the pool, compared with others. ``low``: they are evicted before all
                 others, and written to no tier, until their first use. ``high``: they are evicted after all others,
-                while such blocks are at most half of the pool's. A block that is stored twice keeps the higher one.
+                while such blocks take at most half of the pool. A block that is stored twice keeps the higher one.
                 Tiers do not know priorities, and a pool that keeps no blocks (``Staging``) has none.
             keep: object that is held until no copy touches the memory any more, such as the owner of addresses.
 

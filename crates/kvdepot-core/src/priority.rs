@@ -12,7 +12,7 @@ pub enum Priority {
     /// Evicted in the order of the eviction policy.
     #[default]
     Normal,
-    /// Evicted after all others, while such blocks are at most half of the pool's blocks.
+    /// Evicted after all others, while such blocks take at most half of the pool.
     High,
 }
 

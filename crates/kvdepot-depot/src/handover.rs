@@ -22,7 +22,7 @@ use crate::session::Session;
 use crate::taking_in::TakingIn;
 
 /// Version of the snapshot. Depots only hand over to those of the same version.
-pub const HAND_OVER_VERSION: u32 = 1;
+pub const HAND_OVER_VERSION: u32 = 2;
 /// First field of a snapshot.
 const MAGIC: u64 = 0x5245_564f_4456_4b00;
 /// Number of slots in one piece, read under one hold of the lock.

@@ -8,9 +8,9 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
-use kvdepot_core::BlockKey;
 use kvdepot_core::machine::{Adopt, Handed, HandedState, Location, Owner, Whole};
 use kvdepot_core::runs::Runs;
+use kvdepot_core::{BlockKey, Priority};
 
 use crate::depot::Depot;
 use crate::ledger::left;
@@ -78,6 +78,7 @@ impl Depot {
                     to_write: !saved,
                     value: false,
                     crc64: Some(block.crc64),
+                    priority: Priority::Normal,
                 };
                 Adopt {
                     handed: Handed { runs: block.runs.clone(), state, holders: Vec::new() },

@@ -3,10 +3,10 @@
 //! Clients of the killed depot continue to copy until they exit. While one of them is left, the next depot holds the
 //! entire pool.
 
-use kvdepot_core::BlockKey;
 use kvdepot_core::limits::BLOCK_ALIGN_BYTES;
 use kvdepot_core::machine::{Event, Handed, HandedState, Location, Owner, Whole};
 use kvdepot_core::runs::{Run, Runs};
+use kvdepot_core::{BlockKey, Priority};
 
 use crate::client::Hold;
 use crate::fail::Fail;
@@ -119,6 +119,7 @@ impl World {
                     to_write: !saved,
                     value: false,
                     crc64: Some(block.crc64),
+                    priority: Priority::Normal,
                 };
                 Handed { runs: block.runs.clone(), state, holders: holders.clone() }
             })

@@ -5,24 +5,32 @@ use std::collections::BTreeMap;
 use std::ops::Bound;
 
 use super::policy::{Search, SlotId};
-use crate::limits::EVICTION_PASSED_OVER_MAX;
 
-/// An interrupted or running search.
+/// A slot of a lane.
+#[derive(Clone, Copy, Debug)]
+struct Entry {
+    /// Number of its last use.
+    turn: u64,
+    bytes: u64,
+    pinned: bool,
+}
+
+/// An interrupted search.
 #[derive(Clone, Copy, Debug)]
 struct Walk {
     /// The last turn that it has examined.
-    after: Option<u64>,
+    after: u64,
     /// It ends before this turn: slots that were added or used since it began come later.
     end: u64,
-    passed_over: usize,
 }
 
 /// See the module.
 #[derive(Debug, Default)]
 pub(super) struct Lane {
-    slots: BTreeMap<SlotId, u64>,
-    /// Slots by the number of their last use.
+    slots: BTreeMap<SlotId, Entry>,
+    /// Those that are not pinned, by their turns. A search would meet the others for nothing, each time.
     turns: BTreeMap<u64, SlotId>,
+    bytes: u64,
     next_turn: u64,
     walk: Option<Walk>,
 }
@@ -32,50 +40,79 @@ impl Lane {
         self.slots.len()
     }
 
+    pub(super) fn is_empty(&self) -> bool {
+        self.slots.is_empty()
+    }
+
+    /// Returns the bytes of all slots.
+    pub(super) const fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
     pub(super) fn has(&self, slot: SlotId) -> bool {
         self.slots.contains_key(&slot)
     }
 
-    /// Makes a slot the most recently used one, and adds it if it is not there.
-    pub(super) fn use_now(&mut self, slot: SlotId) {
-        if let Some(turn) = self.slots.insert(slot, self.next_turn) {
-            self.turns.remove(&turn);
+    /// Adds a slot, as the most recently used one.
+    pub(super) fn insert(&mut self, slot: SlotId, bytes: u64, pinned: bool) {
+        let before = self.slots.insert(slot, Entry { turn: self.next_turn, bytes, pinned });
+        debug_assert!(before.is_none(), "slot {slot} was inserted twice");
+        self.bytes += bytes;
+        if !pinned {
+            self.turns.insert(self.next_turn, slot);
         }
-        self.turns.insert(self.next_turn, slot);
         self.next_turn += 1;
     }
 
-    /// Removes a slot. Returns whether it was there.
-    pub(super) fn remove(&mut self, slot: SlotId) -> bool {
-        let turn = self.slots.remove(&slot);
-        turn.is_some_and(|turn| self.turns.remove(&turn).is_some())
+    /// Records that a slot can no longer be evicted, or can be again. It keeps its place. Ignores unknown slots.
+    pub(super) fn set_pinned(&mut self, slot: SlotId, pinned: bool) {
+        let Some(entry) = self.slots.get_mut(&slot) else { return };
+        entry.pinned = pinned;
+        if pinned {
+            self.turns.remove(&entry.turn);
+        } else {
+            self.turns.insert(entry.turn, slot);
+        }
     }
 
-    /// As `EvictionPolicy::victim`.
+    /// Makes a slot the most recently used one. Ignores unknown slots.
+    pub(super) fn touch(&mut self, slot: SlotId) {
+        let Some(entry) = self.slots.get_mut(&slot) else { return };
+        self.turns.remove(&entry.turn);
+        entry.turn = self.next_turn;
+        if !entry.pinned {
+            self.turns.insert(self.next_turn, slot);
+        }
+        self.next_turn += 1;
+    }
+
+    /// Removes a slot. Returns whether it was pinned, if it was there.
+    pub(super) fn remove(&mut self, slot: SlotId) -> Option<bool> {
+        let entry = self.slots.remove(&slot)?;
+        self.turns.remove(&entry.turn);
+        self.bytes -= entry.bytes;
+        Some(entry.pinned)
+    }
+
+    /// As `EvictionPolicy::victim`. It meets only slots that are not pinned.
     pub(super) fn victim(&mut self, looks: &mut usize, may_evict: &mut dyn FnMut(SlotId) -> bool) -> Search {
-        let begin = Walk { after: None, end: self.next_turn, passed_over: 0 };
-        let mut walk = self.walk.take().unwrap_or(begin);
-        loop {
-            let from = walk.after.map_or(Bound::Unbounded, Bound::Excluded);
-            let next = self.turns.range((from, Bound::Excluded(walk.end))).next();
-            let Some((&turn, &slot)) = next else { return Search::Nothing };
+        let walk = self.walk.take();
+        let end = walk.map_or(self.next_turn, |walk| walk.end);
+        let from = walk.map_or(Bound::Unbounded, |walk| Bound::Excluded(walk.after));
+        for (&turn, &slot) in self.turns.range((from, Bound::Excluded(end))) {
             if *looks == 0 {
-                self.walk = Some(walk);
+                self.walk = Some(Walk { after: turn.saturating_sub(1), end });
                 return Search::Later;
             }
             *looks -= 1;
             if may_evict(slot) {
                 return Search::Found(slot);
             }
-            walk.after = Some(turn);
-            walk.passed_over += 1;
-            if walk.passed_over > EVICTION_PASSED_OVER_MAX {
-                self.use_now(slot);
-            }
         }
+        Search::Nothing
     }
 
-    /// As `EvictionPolicy::coldest`. Returns whether it saw all slots.
+    /// As `EvictionPolicy::coldest`. Returns whether `look` wants more.
     pub(super) fn coldest(&self, look: &mut dyn FnMut(SlotId, bool) -> bool) -> bool {
         self.turns.values().all(|&slot| look(slot, true))
     }
@@ -87,21 +124,26 @@ mod tests {
 
     fn lane(slots: std::ops::Range<SlotId>) -> Lane {
         let mut lane = Lane::default();
-        slots.for_each(|slot| lane.use_now(slot));
+        slots.for_each(|slot| lane.insert(slot, 10, false));
         lane
+    }
+
+    fn evict_all(lane: &mut Lane) -> Vec<SlotId> {
+        let mut gone = Vec::new();
+        while let Search::Found(slot) = lane.victim(&mut 10, &mut |_| true) {
+            assert_eq!(lane.remove(slot), Some(false));
+            gone.push(slot);
+        }
+        gone
     }
 
     #[test]
     fn the_least_recently_used_slot_goes_first() {
         let mut lane = lane(0..4);
-        lane.use_now(0);
-        assert!(lane.remove(2) && !lane.remove(2));
-        let mut gone = Vec::new();
-        while let Search::Found(slot) = lane.victim(&mut 10, &mut |_| true) {
-            lane.remove(slot);
-            gone.push(slot);
-        }
-        assert_eq!((gone, lane.len()), (vec![1, 3, 0], 0));
+        lane.touch(0);
+        assert_eq!((lane.remove(2), lane.remove(2), lane.bytes()), (Some(false), None, 30));
+        assert_eq!(evict_all(&mut lane), [1, 3, 0]);
+        assert_eq!((lane.len(), lane.bytes()), (0, 0));
     }
 
     #[test]
@@ -118,14 +160,15 @@ mod tests {
     }
 
     #[test]
-    fn a_long_run_of_leased_slots_is_passed_over_once() {
-        let count = EVICTION_PASSED_OVER_MAX as SlotId + 50;
-        let mut lane = lane(0..count + 1);
-        let mut looks = usize::MAX;
-        let may_evict = &mut |slot| slot == count;
-        assert_eq!(lane.victim(&mut looks, may_evict), Search::Found(count));
-        let mut looks = 2 * EVICTION_PASSED_OVER_MAX;
-        assert_eq!(lane.victim(&mut looks, may_evict), Search::Found(count));
-        assert_eq!(looks, EVICTION_PASSED_OVER_MAX - 1, "the further ones count as just used");
+    fn pinned_slots_cost_a_search_nothing_and_keep_their_places() {
+        let mut lane = lane(0..1000);
+        (0..999).for_each(|slot| lane.set_pinned(slot, true));
+        let mut looks = 1;
+        assert_eq!(lane.victim(&mut looks, &mut |_| true), Search::Found(999));
+        lane.touch(1);
+        lane.insert(1000, 10, true);
+        [1000, 2, 1, 0].iter().for_each(|&slot| lane.set_pinned(slot, false));
+        assert_eq!(evict_all(&mut lane), [0, 2, 999, 1, 1000]);
+        assert_eq!((lane.len(), lane.remove(3)), (996, Some(true)));
     }
 }

@@ -28,7 +28,9 @@ impl Ranked {
 
     /// Returns the priority of a slot.
     pub(crate) fn priority(&self, slot: SlotId) -> Priority {
-        if self.low.has(slot) {
+        if self.low.is_empty() && self.high.is_empty() && self.filling.is_empty() {
+            Priority::Normal
+        } else if self.low.has(slot) {
             Priority::Low
         } else if self.high.has(slot) {
             Priority::High
@@ -57,49 +59,59 @@ impl Ranked {
     }
 
     /// As `EvictionPolicy::insert`.
-    pub(crate) fn insert(&mut self, slot: SlotId, fingerprint: u64) {
+    pub(crate) fn insert(&mut self, slot: SlotId, fingerprint: u64, bytes: u64, pinned: bool) {
         match self.filling.remove(&slot).unwrap_or_default() {
-            Priority::Low => self.low.use_now(slot),
+            Priority::Low => self.low.insert(slot, bytes, pinned),
             Priority::Normal => self.policy.insert(slot, fingerprint),
-            Priority::High => self.high.use_now(slot),
+            Priority::High => self.high.insert(slot, bytes, pinned),
         }
     }
 
-    /// Records a use of the slot's block. A block of low priority has the usual one from then on.
-    pub(crate) fn touch(&mut self, slot: SlotId, fingerprint: impl FnOnce() -> u64) {
-        if self.low.remove(slot) {
+    /// Records that a slot can no longer be evicted, or can be again.
+    pub(crate) fn set_pinned(&mut self, slot: SlotId, pinned: bool) {
+        self.low.set_pinned(slot, pinned);
+        self.high.set_pinned(slot, pinned);
+    }
+
+    /// Records a use of the slot's block. A block of low priority has the usual one from then on: whether it did.
+    pub(crate) fn touch(&mut self, slot: SlotId, fingerprint: impl FnOnce() -> u64) -> bool {
+        let was_low = self.low.remove(slot).is_some();
+        if was_low {
             self.policy.insert(slot, fingerprint());
         } else if self.high.has(slot) {
-            self.high.use_now(slot);
+            self.high.touch(slot);
         } else {
             self.policy.touch(slot);
         }
+        was_low
     }
 
-    /// Gives a slot a higher priority.
-    pub(crate) fn raise(&mut self, slot: SlotId, priority: Priority, fingerprint: u64, is_listed: bool) {
-        debug_assert!(priority > self.priority(slot), "a priority is only raised");
-        if is_listed {
-            self.remove(slot);
-        }
+    /// Gives a slot that is in the order another priority.
+    pub(crate) fn rank(
+        &mut self,
+        slot: SlotId,
+        priority: Priority,
+        fingerprint: u64,
+        bytes: u64,
+        pinned: bool,
+    ) {
+        self.remove(slot);
         self.set_filling(slot, priority);
-        if is_listed {
-            self.insert(slot, fingerprint);
-        }
+        self.insert(slot, fingerprint, bytes, pinned);
     }
 
     /// As `EvictionPolicy::remove`, also for a slot that is being filled.
     pub(crate) fn remove(&mut self, slot: SlotId) {
         self.filling.remove(&slot);
-        if !self.low.remove(slot) && !self.high.remove(slot) {
+        if self.low.remove(slot).is_none() && self.high.remove(slot).is_none() {
             self.policy.remove(slot);
         }
     }
 
     /// Returns the priorities in the order in which their slots are evicted. Those of high priority are not spared while they
-    /// are more than half of all.
-    fn order(&self) -> Order {
-        if self.high.len() > self.low.len() + self.policy.len() {
+    /// take more than half of the pool.
+    fn order(&self, pool_bytes: u64) -> Order {
+        if self.high.bytes() > pool_bytes / 2 {
             [Priority::Low, Priority::High, Priority::Normal]
         } else {
             [Priority::Low, Priority::Normal, Priority::High]
@@ -107,8 +119,13 @@ impl Ranked {
     }
 
     /// As `EvictionPolicy::victim`.
-    pub(crate) fn victim(&mut self, looks: &mut usize, may_evict: &mut dyn FnMut(SlotId) -> bool) -> Search {
-        let (order, done) = self.search.take().unwrap_or_else(|| (self.order(), 0));
+    pub(crate) fn victim(
+        &mut self,
+        pool_bytes: u64,
+        looks: &mut usize,
+        may_evict: &mut dyn FnMut(SlotId) -> bool,
+    ) -> Search {
+        let (order, done) = self.search.take().unwrap_or_else(|| (self.order(pool_bytes), 0));
         for (at, priority) in order.into_iter().enumerate().skip(done) {
             let found = match priority {
                 Priority::Low => self.low.victim(looks, may_evict),
@@ -135,8 +152,8 @@ impl Ranked {
     }
 
     /// As `EvictionPolicy::coldest`.
-    pub(crate) fn coldest(&self, look: &mut dyn FnMut(SlotId, bool) -> bool) {
-        for priority in self.order() {
+    pub(crate) fn coldest(&self, pool_bytes: u64, look: &mut dyn FnMut(SlotId, bool) -> bool) {
+        for priority in self.order(pool_bytes) {
             let mut goes_on = true;
             match priority {
                 Priority::Low => goes_on = self.low.coldest(look),

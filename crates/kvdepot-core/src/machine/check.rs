@@ -28,7 +28,8 @@ impl Machine {
         if counted != found {
             return Err(format!("counted {counted:?} in place, but the slots hold {found:?}"));
         }
-        if let Some(slot) = self.pool.low_in_tiers() {
+        // A tier that gets what others evict may get one that others have, too.
+        if let Some(slot) = self.pool.low_in_tiers(!self.flow.placements.demotion) {
             return Err(format!("slot {slot} is of low priority, and a tier has it or is to get it"));
         }
         self.check_spaces()

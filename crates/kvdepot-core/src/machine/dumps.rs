@@ -203,9 +203,13 @@ impl Machine {
         let (readable, space) = (self.pool.slot(slot).block.is_readable(), self.pool.slot(slot).key.space);
         let is_low = self.pool.priority(slot) == Priority::Low && !self.pool.slot(slot).is_value();
         if is_low && !self.flow.flaws.has(Flaw::LowPriorityWritten) {
-            // No tier is asked before its first use.
-            let tiers = self.flow.all();
-            self.pool.edit(slot, |slot| slot.refused = tiers);
+            // No tier is asked before its first use, except one that gets what another evicts: the other has the block
+            // from somebody else.
+            let tiers = self.flow.all() & !self.flow.placements.demotion;
+            self.pool.edit(slot, |slot| {
+                slot.refused = tiers;
+                slot.set_unused();
+            });
         }
         if readable && self.flow.has_tiers() && !self.catalog.stays_in_pool(space) {
             self.flow.write(&mut self.pool, slot, replaces);

@@ -235,7 +235,8 @@ impl Machine {
                 && slot.is_indexed()
                 && self.pool.may_dirty(bytes).is_ok()
             {
-                self.counters.rewrite_blocks += 1;
+                // At its first use, a block of low priority is written for the first time.
+                self.counters.rewrite_blocks += u64::from(slot.is_used_again());
                 self.flow.write_again(&mut self.pool, id, again);
             }
             if !stays {

@@ -17,6 +17,7 @@ use crate::block::Block;
 use crate::eviction::SlotId;
 use crate::key::{BlockHash, NamespaceId};
 use crate::lease::LeaseId;
+use crate::priority::Priority;
 
 /// A key that belongs to no block: no namespace's space has this number.
 const NOBODYS: PoolKey = PoolKey { space: SpaceId(0), hash: BlockHash([0; 16]) };
@@ -105,6 +106,7 @@ impl Machine {
             to_write,
             value: slot.is_value(),
             crc64: slot.crc64(),
+            priority: self.pool.priority(id),
         };
         Some(Handed { runs: slot.runs(), state, holders })
     }
@@ -112,7 +114,7 @@ impl Machine {
     /// Adopts a slot. A block whose namespace is not open here in the epoch of its key is dropped.
     pub(super) fn adopt(&mut self, slot: &Adopt) {
         let tiers = if self.flow.has_tiers() { self.flow.all() } else { 0 };
-        if let HandedState::Block { key, saved, to_write, value, crc64 } = slot.handed.state
+        if let HandedState::Block { key, saved, to_write, value, crc64, priority } = slot.handed.state
             && let Some(bytes) = self.catalog.by_id(key.namespace).map(super::Namespace::slot_bytes)
             && slot.handed.runs.iter().map(|run| run.len).sum::<u64>() == bytes
             && let Some(pool_key) = self.catalog.pool_key(&key)
@@ -126,6 +128,9 @@ impl Machine {
                 crc64.into_iter().for_each(|crc64| slot.set_crc64(crc64));
             });
             self.lease_for(id, &slot.owners);
+            if self.pool.keeps() {
+                self.pool.rank(id, priority);
+            }
             if to_write != 0 {
                 // Tiers with late writes get the block late again: on its second use here, or when it is cold.
                 let to_write = to_write & self.flow.to_write_again(&self.pool, id);
@@ -134,8 +139,15 @@ impl Machine {
                 }
             }
             // Those that do not get it now may at its next use: what the last depot could not write, they lack.
-            let through = self.flow.placements.through & tiers;
-            self.pool.edit(id, |slot| slot.refused = through & !slot.saved & !slot.to_write);
+            let is_low = self.pool.priority(id) == Priority::Low && !value;
+            let placements = &self.flow.placements;
+            let later = if is_low { !placements.demotion } else { placements.through } & tiers;
+            self.pool.edit(id, |slot| {
+                slot.refused = later & !slot.saved & !slot.to_write;
+                if is_low {
+                    slot.set_unused();
+                }
+            });
             self.pool.free_if_over(id);
         } else if !slot.owners.is_empty()
             && let Some(id) = self.pool.adopt(NOBODYS, Block::handed_over(false), &slot.handed.runs, false)

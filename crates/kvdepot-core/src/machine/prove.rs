@@ -4,12 +4,13 @@
 //! A block's record is added with its checksum. It is removed before anybody can learn that the block has left, or
 //! reuse its memory: both are effects of the same step, and the runner of the machine applies them before any other
 //! effect of that step (P1). Values have no record, because a value that was replaced looks as complete as its
-//! replacement.
+//! replacement. Neither have blocks of low priority that nobody has used: the next depot would write them to its tiers.
 
 use super::Machine;
 use super::proofs::Change;
 use super::records::{Proof, Whole};
 use super::slots::Slot;
+use crate::priority::Priority;
 
 impl Machine {
     /// Makes steps report the changes for a ledger from now on.
@@ -24,8 +25,9 @@ impl Machine {
                 out.push(Proof::Gone(id));
                 continue;
             }
+            let is_low = self.pool.priority(id) == Priority::Low;
             let is_recorded =
-                |slot: &&Slot| slot.standing().visible && !slot.is_value() && !slot.is_in_place();
+                |slot: &&Slot| slot.standing().visible && !slot.is_value() && !slot.is_in_place() && !is_low;
             let Some(slot) = self.pool.get(id).filter(is_recorded) else {
                 continue;
             };

@@ -5,6 +5,7 @@ use serde::{Deserialize, Serialize};
 use super::tiers::TierMask;
 use crate::eviction::SlotId;
 use crate::key::BlockKey;
+use crate::priority::Priority;
 use crate::runs::Runs;
 
 pub use crate::ids::Owner;
@@ -35,6 +36,8 @@ pub enum HandedState {
         value: bool,
         /// Its CRC-64/NVME, if known.
         crc64: Option<u64>,
+        /// Its priority. A block of low priority is written to no tier before its next use.
+        priority: Priority,
     },
     /// Nothing that may be read, but a holder may still copy into it or out of it.
     Busy,

@@ -238,6 +238,11 @@ impl Slot {
         second
     }
 
+    /// Makes its dump not count as a use.
+    pub(crate) const fn set_unused(&mut self) {
+        self.mark(USED, false);
+    }
+
     /// Returns whether it was used at least twice since it was dumped (the dump counts) or fetched.
     pub(crate) const fn is_used_again(&self) -> bool {
         self.has(USED_AGAIN)

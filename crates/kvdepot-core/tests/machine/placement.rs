@@ -6,10 +6,10 @@ use std::collections::BTreeSet;
 use crate::lab::{pool, spec};
 use kvdepot_core::machine::{
     Adopt, Command, Effects, Event, Fetched, Handed, HandedState, Location, Machine, Outcome, Pace,
-    Placement, Reply, Request, Reserve, ShardSet, Stored, WriteWhen,
+    Placement, Proof, Reply, Request, Reserve, ShardSet, Stored, WriteWhen,
 };
 use kvdepot_core::runs::{Run, Runs};
-use kvdepot_core::{BlockHash, BlockKey, Error, ErrorKind, LeaseId};
+use kvdepot_core::{BlockHash, BlockKey, Error, ErrorKind, LeaseId, Priority};
 
 pub(crate) const BLOCK: u64 = 4096;
 pub(crate) const THROUGH: Placement = Placement { write: WriteWhen::Through, promote: false };
@@ -27,6 +27,8 @@ pub(crate) struct Lab {
     /// Reads so far that count as uses of their blocks.
     pub(crate) used_reads: usize,
     pub(crate) in_pool: BTreeSet<u8>,
+    /// Blocks for which the ledger wants a checksum.
+    pub(crate) wanted: Vec<u8>,
     pub(crate) replies: Vec<(u64, Reply)>,
     pub(crate) location: Location,
 }
@@ -54,6 +56,7 @@ impl Lab {
             reads: Vec::new(),
             used_reads: 0,
             in_pool: BTreeSet::new(),
+            wanted: Vec::new(),
             replies: Vec::new(),
             location: Location::Absent,
         };
@@ -76,6 +79,10 @@ impl Lab {
                     _ => {}
                 }
             }
+            self.wanted.extend(out.proofs.iter().filter_map(|proof| match proof {
+                Proof::Wanted(key) => Some(key.hash.0[0]),
+                _ => None,
+            }));
             for (key, visible) in out.visible {
                 if visible {
                     self.in_pool.insert(key.hash.0[0]);
@@ -402,7 +409,14 @@ fn a_block_that_is_taken_in_goes_where_a_block_that_is_sealed_goes() {
     let slot = |page: u64, value| {
         let key = BlockKey { namespace: id, hash: BlockHash([page as u8 + 1; 16]) };
         let runs = Runs::from_slice(&[Run { offset: page * BLOCK, len: BLOCK }]);
-        let state = HandedState::Block { key, saved: 0, to_write: u8::MAX, value, crc64: None };
+        let state = HandedState::Block {
+            key,
+            saved: 0,
+            to_write: u8::MAX,
+            value,
+            crc64: None,
+            priority: Priority::Normal,
+        };
         Adopt { handed: Handed { runs, state, holders: Vec::new() }, owners: Vec::new() }
     };
     lab.feed(Event::Adopt { pool_bytes: 8 * BLOCK, slots: vec![slot(0, false)] });

@@ -1,10 +1,11 @@
 //! Priorities of dumped blocks in the pool.
 #![allow(clippy::unwrap_used, reason = "a test fails where it cannot go on")]
 
-use kvdepot_core::machine::{Placement, Request, Reserve, ShardSet, WriteWhen};
-use kvdepot_core::{BlockHash, Priority};
+use kvdepot_core::machine::{Adopt, Event, Placement, Reply, Request, Reserve, ShardSet, WriteWhen};
+use kvdepot_core::{BlockHash, BlockKey, Priority};
 
-use crate::placement::{Lab, SECOND_USE, THROUGH, stored};
+use crate::lab::claim;
+use crate::placement::{BLOCK, Lab, SECOND_USE, THROUGH, stored};
 
 const POLICIES: [&str; 3] = ["lru", "s3fifo", "lhd"];
 const COLD: Placement = Placement { write: WriteWhen::WhenCold, promote: false };
@@ -60,7 +61,7 @@ fn blocks_of_high_priority_are_evicted_after_all_others() {
 }
 
 #[test]
-fn blocks_of_high_priority_are_spared_only_while_they_are_half_of_all() {
+fn blocks_of_high_priority_are_spared_only_while_they_take_half_of_the_pool() {
     for policy in POLICIES {
         let mut lab = Lab::new(8, policy, true, &[]);
         (1..=8).for_each(|hash| assert!(high(&mut lab, hash)));
@@ -97,14 +98,17 @@ fn a_use_gives_a_block_of_low_priority_the_usual_one() {
 
 #[test]
 fn blocks_of_low_priority_are_written_to_tiers_when_they_are_used() {
-    for placement in [THROUGH, SECOND_USE] {
+    for (placement, uses) in [(THROUGH, 1), (SECOND_USE, 2)] {
         let mut lab = Lab::new(16, "lru", true, &[placement]);
         assert!(low(&mut lab, 1) && low(&mut lab, 2));
-        assert_eq!((lab.writes.len(), lab.dirty()), (0, 0), "{placement:?}");
-        lab.use_once(1);
+        for _ in 0..uses {
+            assert_eq!((lab.writes.len(), lab.dirty()), (0, 0), "{placement:?}");
+            lab.use_once(1);
+        }
         assert_eq!(lab.end_writes(stored), [(0, 1)], "{placement:?}");
         lab.use_once(1);
         assert!(lab.writes.is_empty(), "{placement:?}: once");
+        assert_eq!(lab.machine.counters().rewrite_blocks, 0, "no tier has lost it");
     }
 }
 
@@ -114,6 +118,41 @@ fn blocks_of_low_priority_are_evicted_without_a_write_and_do_not_count_as_unwrit
     (1..=60).for_each(|hash| assert!(low(&mut lab, hash)));
     assert!(lab.writes.is_empty());
     assert_eq!((lab.unwritten(), lab.machine.gauges().evicted), (0, 52));
+}
+
+#[test]
+fn blocks_that_a_claim_held_are_evicted_first_again() {
+    for policy in POLICIES {
+        let mut lab = Lab::new(8, policy, true, &[]);
+        (1..=4).for_each(|hash| assert!(low(&mut lab, hash)));
+        let hashes = (1..=4).map(|hash| BlockHash([hash; 16])).collect();
+        let Reply::Claim(claim) = lab.ask(claim(&[0], hashes)) else { panic!("no claim") };
+        (11..=30).for_each(|hash| assert!(lab.dump(hash)));
+        assert!((1..=4).all(|hash| lab.in_pool.contains(&hash)), "{policy}: they are held");
+        lab.ask(Request::ClaimRelease { claim: claim.claim });
+        assert!(lab.dump(31) && lab.dump(32));
+        let left: Vec<u8> = lab.in_pool.iter().copied().filter(|&hash| hash <= 4).collect();
+        assert_eq!((left, ranked(&lab)), (vec![3, 4], (2, 0)), "{policy}");
+    }
+}
+
+#[test]
+fn a_block_that_a_tier_evicts_is_demoted_although_it_was_dumped_again_with_low_priority() {
+    let demoted = Placement { write: WriteWhen::OnDemotion, promote: false };
+    let mut lab = Lab::new(4, "lru", true, &[THROUGH, demoted]);
+    lab.dump(1);
+    assert_eq!(lab.end_writes(stored), [(0, 1)]);
+    for hash in 2..=5 {
+        assert!(lab.dump(hash));
+        lab.end_writes(stored);
+    }
+    assert!(!lab.in_pool.contains(&1));
+    assert!(low(&mut lab, 1));
+    let namespace = lab.machine.namespaces()[0].2;
+    let key = BlockKey { namespace, hash: BlockHash([1; 16]) };
+    lab.feed(Event::TierCooling { tier: 0, keys: vec![key] });
+    assert_eq!(lab.end_writes(stored), [(1, 1)]);
+    lab.machine.check().unwrap();
 }
 
 #[test]
@@ -168,4 +207,43 @@ fn a_dump_that_is_given_up_leaves_no_priority() {
     lab.ask(Request::Release { leases: Lab::leases(reply) });
     assert!(lab.dump(2), "it may get the same slot");
     assert_eq!((lab.end_writes(stored), ranked(&lab)), (vec![(0, 2)], (0, 0)));
+}
+
+/// Hands the blocks of a machine over to another one, with these tiers.
+fn handed_over(lab: &Lab, tiers: &[Placement]) -> Lab {
+    let mut next = Lab::new(16, "lru", true, tiers);
+    let (handed, rest) = lab.machine.handed(&Default::default(), 0, usize::MAX);
+    assert!(rest.is_none());
+    let slots = handed.into_iter().map(|handed| Adopt { handed, owners: Vec::new() }).collect();
+    next.feed(Event::Adopt { pool_bytes: 16 * BLOCK, slots });
+    next.machine.check().unwrap();
+    next
+}
+
+#[test]
+fn a_pool_is_handed_over_with_its_priorities() {
+    let mut lab = Lab::new(16, "lru", true, &[THROUGH]);
+    (1..=3).for_each(|hash| assert!(low(&mut lab, hash)));
+    assert!(high(&mut lab, 4));
+    lab.end_writes(stored);
+    for tiers in [&[THROUGH] as &[Placement], &[COLD], &[SECOND_USE]] {
+        let mut next = handed_over(&lab, tiers);
+        assert_eq!((ranked(&next), next.writes.len(), next.dirty()), ((3, 1), 0, 0), "{tiers:?}");
+        for hash in 11..=23 {
+            assert!(next.dump(hash));
+            let written = next.end_writes(stored);
+            assert!(!written.iter().any(|(_, hash)| (1..=3).contains(hash)), "{tiers:?}: {written:?}");
+        }
+    }
+}
+
+#[test]
+fn the_ledger_has_blocks_of_low_priority_from_their_first_use_on() {
+    let mut lab = Lab::new(16, "lru", true, &[THROUGH]);
+    lab.machine.keep_ledger();
+    assert!(low(&mut lab, 1) && low(&mut lab, 2) && lab.dump(3));
+    assert_eq!(lab.wanted, [3]);
+    lab.use_once(1);
+    assert!(!lab.dump(2));
+    assert_eq!(lab.wanted, [3, 1, 2]);
 }

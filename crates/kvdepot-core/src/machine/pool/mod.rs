@@ -29,7 +29,7 @@ use super::fills::Fills;
 use super::flaw::{Flaw, Flaws};
 use super::index::Index;
 use super::names::{PoolKey, SpaceId};
-use super::proofs::Proofs;
+use super::proofs::{Change, Proofs};
 use super::slots::{Slot, Slots};
 use super::tiers::{TierIndex, TierMask};
 use super::uses::Uses;
@@ -353,7 +353,10 @@ impl Pool {
     /// Records a use of the block.
     pub(crate) fn touch(&mut self, id: SlotId) {
         let Self { policy, slots, index, .. } = self;
-        policy.touch(id, || index.hash(&slots.at(id).key));
+        if policy.touch(id, || index.hash(&slots.at(id).key)) {
+            // The ledger has no blocks of low priority.
+            self.proofs.note(id, Change::Visible, self.flaws);
+        }
         let slot = self.slots.at_mut(id);
         let second = slot.count_use() && self.counts_uses;
         if second || !slot.was_told(self.now_s, TOUCH_INTERVAL_S) {
@@ -379,6 +382,13 @@ impl Pool {
         }
     }
 
+    /// Gives a sealed block a priority.
+    pub(crate) fn rank(&mut self, id: SlotId, priority: Priority) {
+        let slot = self.slots.at(id);
+        let (hash, bytes, pinned) = (self.index.hash(&slot.key), slot.bytes(), slot.standing().pinned);
+        self.policy.rank(id, priority, hash, bytes, pinned);
+    }
+
     /// Gives a block a higher priority, if this is one: somebody else has dumped it.
     pub(crate) fn raise_priority(&mut self, id: SlotId, priority: Priority) {
         let slot = self.slots.at(id);
@@ -386,20 +396,28 @@ impl Pool {
         if slot.is_in_place() || !self.keeps || priority <= before {
             return;
         }
-        self.policy.raise(id, priority, self.index.hash(&slot.key), slot.standing().listed);
-        if before == Priority::Low && slot.block.is_readable() {
-            // The tiers have not got it.
+        if !slot.standing().listed {
+            self.policy.set_filling(id, priority);
+            return;
+        }
+        let is_readable = slot.block.is_readable();
+        self.rank(id, priority);
+        if before == Priority::Low && is_readable {
+            // Neither the tiers nor the ledger have it.
+            self.slots.at_mut(id).count_use();
             self.touched.push(id);
+            self.proofs.note(id, Change::Visible, self.flaws);
         }
     }
 
-    /// Returns a slot of low priority that a tier has or is to get, although nobody has used its block. For tests.
+    /// Returns a slot of low priority that one of the tiers has or is to get, although nobody has used its block. For tests.
     #[cfg(any(test, feature = "model"))]
-    pub(crate) fn low_in_tiers(&self) -> Option<SlotId> {
-        let is_in_tiers = |slot: &Slot| !slot.is_value() && slot.to_write | slot.writing | slot.saved != 0;
-        (0..self.slots.numbers())
-            .map(|id| id as SlotId)
-            .find(|&id| self.priority(id) == Priority::Low && self.slots.get(id).is_some_and(is_in_tiers))
+    pub(crate) fn low_in_tiers(&self, tiers: TierMask) -> Option<SlotId> {
+        let in_tiers = |slot: &Slot| (slot.to_write | slot.writing | slot.saved) & tiers;
+        (0..self.slots.numbers()).map(|id| id as SlotId).find(|&id| {
+            self.priority(id) == Priority::Low
+                && self.slots.get(id).is_some_and(|slot| !slot.is_value() && in_tiers(slot) != 0)
+        })
     }
 
     /// Tells that a block went, or that a tier failed it.

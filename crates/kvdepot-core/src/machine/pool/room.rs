@@ -107,7 +107,7 @@ impl Pool {
         }
         let Self { slots, regions, cold_tiers, .. } = self;
         let (mut looks, mut found) = (NEAR_LOOKS, None);
-        self.policy.coldest(&mut |id, goes| {
+        self.policy.coldest(self.pool_bytes, &mut |id, goes| {
             looks -= 1;
             let may_go = |slot: &&Slot| goes && slot.block.is_evictable() && !slot.owes(*cold_tiers);
             let slot = slots.get(id).filter(may_go);
@@ -146,7 +146,7 @@ impl Pool {
             let Self { slots, passed_over, released, looks, .. } = self;
             let mut search =
                 self.search.take().unwrap_or(Unwritten { released: *released, ..Unwritten::default() });
-            let victim = self.policy.victim(looks, &mut |id| {
+            let victim = self.policy.victim(self.pool_bytes, looks, &mut |id| {
                 let Some(slot) = slots.get(id).filter(|slot| slot.block.is_evictable()) else { return false };
                 if search.unwritten == UNWRITTEN_PASSED_OVER_MAX || !slot.owes(cold) {
                     return true;
@@ -191,7 +191,7 @@ impl Pool {
         if std::mem::take(&mut self.cold_due) {
             let (slots, tiers) = (&self.slots, self.cold_tiers);
             let mut left = count;
-            self.policy.coldest(&mut |id, goes| {
+            self.policy.coldest(self.pool_bytes, &mut |id, goes| {
                 if goes && slots.get(id).is_some_and(|slot| slot.owes(tiers)) {
                     cold.push(id);
                 }
@@ -377,7 +377,7 @@ impl Pool {
             self.index.insert(&self.slots, id);
         }
         if after.listed {
-            self.policy.insert(id, self.index.hash(&key));
+            self.policy.insert(id, self.index.hash(&key), bytes, after.pinned);
         }
         Some(id)
     }

@@ -55,11 +55,14 @@ impl Pool {
         }
         if before.pinned != after.pinned {
             self.uses.set_pinned(key.space, after.pinned);
+            if before.listed {
+                self.policy.set_pinned(id, after.pinned);
+            }
             in_place.into_iter().for_each(|bytes| self.set_idle_in_place(id, bytes, !after.pinned));
         }
         if before.listed != after.listed {
             debug_assert!(after.listed, "a sealed block stays sealed until it is freed");
-            self.policy.insert(id, self.index.hash(&key));
+            self.policy.insert(id, self.index.hash(&key), bytes, after.pinned);
         }
         out
     }
