@@ -31,7 +31,7 @@ use crate::runner::Runner;
 use crate::stats::Now;
 use crate::user::User;
 
-/// How long opening a claim waits for tiers that answer quickly, so that most claims need no second call.
+/// How long a call about a claim waits for tiers and threads that answer quickly, so that most claims need no second call.
 const CLAIM_GRACE: Duration = Duration::from_micros(1500);
 /// Number of runs in one answer, so that it fits into a frame (P7). Blocks beyond that are refused and requested again.
 const RUNS_PER_ANSWER_MAX: usize = 4096;
@@ -205,10 +205,8 @@ impl Session {
             Request::ClaimOpen { groups, hashes, skip, limit, label } => {
                 self.open_claim(&groups, ahead, &hashes, skip, limit, &label)?
             }
-            Request::ClaimPoll { claim, settle } => {
-                answer(runner.ask(self.owner, Ask::ClaimPoll { claim, settle })?)?
-            }
-            Request::ClaimDecline { claim } => answer(runner.ask(self.owner, Ask::ClaimDecline { claim })?)?,
+            Request::ClaimPoll { claim, settle } => self.ask_claim(Ask::ClaimPoll { claim, settle })?,
+            Request::ClaimDecline { claim } => self.ask_claim(Ask::ClaimDecline { claim })?,
             Request::ClaimRelease { claim, tell_times } => {
                 let times = if tell_times { self.claim_times(claim).ok() } else { None };
                 let done = self.done(Ask::ClaimRelease { claim })?;
@@ -476,8 +474,12 @@ impl Session {
         let runner = &self.runner;
         let (deadline, patience) = (runner.deadline(), runner.config.timeout_ms * 1_000_000);
         let label = (!label.is_empty()).then(|| label.chars().take(CLAIM_LABEL_CHARS_MAX).collect());
-        let request = Ask::ClaimOpen { groups, hashes, skip, limit, deadline, patience, label };
-        answer(runner.ask_within(self.owner, request, Instant::now() + CLAIM_GRACE)?)
+        self.ask_claim(Ask::ClaimOpen { groups, hashes, skip, limit, deadline, patience, label })
+    }
+
+    /// Makes a request that is answered by a claim's progress, which another thread may make.
+    fn ask_claim(&self, request: Ask) -> Result<Response> {
+        answer(self.runner.ask_within(self.owner, request, Instant::now() + CLAIM_GRACE)?)
     }
 
     /// Ends the session's claims. Returns whether it still holds leases. A claim's leases only keep blocks in the pool:

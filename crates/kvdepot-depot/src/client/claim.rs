@@ -261,6 +261,9 @@ impl Claim {
         if self.generation.is_some() {
             let outcome = self.ask(&[], request);
             let is_let_go = outcome.as_ref().is_err_and(|error| error.kind() == ErrorKind::NotFound);
+            if outcome.is_err() && !is_let_go {
+                self.give_up();
+            }
             if !is_let_go || self.wanted.is_none() {
                 self.note(outcome);
                 return false;
@@ -268,6 +271,15 @@ impl Claim {
         }
         self.open_or_miss();
         true
+    }
+
+    /// Ends the leases of a claim about which its depot has answered with an error. A lane out of step has ended them.
+    fn give_up(&mut self) {
+        let is_there = |generation: &Arc<Generation>| !generation.is_lost() && !generation.is_handed_over();
+        if self.generation.as_ref().is_some_and(is_there) {
+            // The error that is noted is the first one.
+            let _ = self.ask(&[], Request::ClaimRelease { claim: self.id, tell_times: false });
+        }
     }
 
     /// Ends the leases. Later calls have no effect.

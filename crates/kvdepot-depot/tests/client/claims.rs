@@ -26,6 +26,8 @@ struct Lab {
     attachment: Arc<Attachment>,
     group: ClaimGroupSpec,
     asked: Receiver<Asked>,
+    /// The claims that were released.
+    released: Receiver<u64>,
     _directory: tempfile::TempDir,
 }
 
@@ -49,11 +51,12 @@ fn lab(answer: impl Fn(Asked) -> Response + Send + Sync + 'static) -> Lab {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("depot.sock");
     let listener = SeqPacket::listen(&path, 8).unwrap();
-    let (answer, (heard, asked)) = (Arc::new(answer), unbounded());
+    let (answer, (heard, asked), (ended, released)) = (Arc::new(answer), unbounded(), unbounded());
     std::thread::spawn(move || {
         let pool = Arc::new(PoolMapping::create(POOL).unwrap());
         while let Ok(fd) = rustix::net::accept(listener.as_fd()) {
-            let (pool, answer, heard) = (Arc::clone(&pool), Arc::clone(&answer), heard.clone());
+            let (pool, answer, heard, ended) =
+                (Arc::clone(&pool), Arc::clone(&answer), heard.clone(), ended.clone());
             std::thread::spawn(move || {
                 let mut socket = SeqPacket::from_fd(fd);
                 let mut buffer = FrameBuffer::default();
@@ -76,6 +79,10 @@ fn lab(answer: impl Fn(Asked) -> Response + Send + Sync + 'static) -> Lab {
                         (None, Request::OpenNamespace { .. }) => {
                             Response::Namespace { handle: 1, id: [1; 16], epoch: 0 }
                         }
+                        (None, Request::ClaimRelease { claim, .. }) => {
+                            ended.send(claim).unwrap();
+                            Response::Ok
+                        }
                         _ => Response::Ok,
                     };
                     // The other side may have gone.
@@ -89,7 +96,7 @@ fn lab(answer: impl Fn(Asked) -> Response + Send + Sync + 'static) -> Lab {
     let spec = Arc::new(NamespaceSpec::new("{\"model\":\"claims\"}", layout).unwrap());
     attachment.register(&spec).unwrap();
     let group = ClaimGroupSpec { namespaces: vec![spec], window_blocks: 0, hashes_per_block: 1 };
-    Lab { attachment, group, asked, _directory: directory }
+    Lab { attachment, group, asked, released, _directory: directory }
 }
 
 fn welcome() -> Response {
@@ -209,4 +216,16 @@ fn a_miss_is_not_asked_for_again() {
         assert_eq!(missed.poll(), (true, 0, 0));
     }
     assert!(asked.is_empty());
+}
+
+/// P4: the leases of a hit that its client does not use must not stay until the claim expires.
+#[test]
+fn a_claim_whose_depot_answers_with_an_error_is_released() {
+    let failed = || Response::Failed { kind: "unsupported".into(), message: "no immediate reply".into() };
+    let (lab, mut pending, asked) =
+        depot(move |asked| asked.map_or_else(|| claim(7, false, 0), |_| failed()));
+    assert_eq!(pending.settle_now(), (true, 0, 0));
+    assert_eq!(lab.released.try_iter().collect::<Vec<_>>(), [7]);
+    drop(pending);
+    assert!(lab.released.is_empty() && asked.try_iter().eq([Some((7, true))]));
 }

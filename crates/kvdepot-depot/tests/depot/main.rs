@@ -20,4 +20,5 @@ mod placement;
 mod questions;
 mod removals;
 mod rows;
+mod settling;
 mod values;

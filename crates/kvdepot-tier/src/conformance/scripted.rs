@@ -33,6 +33,10 @@ pub trait Script: Send + Sync {
         inner.advance_epoch(spec, at_least, deadline, done);
     }
 
+    fn peek(&self, inner: &Arc<FakeTier>, keys: &[BlockKey], out: &mut Vec<Presence>) {
+        inner.peek(keys, out);
+    }
+
     fn read(&self, inner: &Arc<FakeTier>, reads: Vec<ReadItem>, deadline: Instant) {
         inner.read(reads, deadline);
     }
@@ -90,7 +94,7 @@ impl<S: Script> Tier for ScriptedTier<S> {
     }
 
     fn peek(&self, keys: &[BlockKey], out: &mut Vec<Presence>) {
-        self.inner.peek(keys, out);
+        self.script.peek(&self.inner, keys, out);
     }
 
     fn probe(&self, keys: Vec<BlockKey>, deadline: Instant, done: Done<usize>) {

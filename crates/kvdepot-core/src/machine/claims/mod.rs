@@ -332,16 +332,19 @@ impl Claims {
         if again {
             claim.phase = Phase::Settling;
             claim.begin_leased_hit();
-            self.work(rooms, &mut claim, out);
         }
         if claim.phase == Phase::Filling && claim.must_relook(rooms) {
             self.work(rooms, &mut claim, out);
         }
         if settle_now && !matches!(claim.phase, Phase::Settling | Phase::Settled) {
             self.begin_to_settle(&mut claim);
+        }
+        let waits = settle_now || again;
+        if waits && claim.phase == Phase::Settling {
+            // Also if the last block has begun it: the thread that goes on with that may be long in coming.
             self.work(rooms, &mut claim, out);
         }
-        if (settle_now || again) && claim.phase == Phase::Settling {
+        if waits && claim.phase == Phase::Settling {
             claim.waiters.push(token);
             self.waiters.insert(token, id);
         } else {
