@@ -101,11 +101,13 @@ pub enum Mistake {
     HungWriteLetGo,
     /// The slot of a read that hangs is used again, although the tier still fills it.
     HungReadLetGo,
+    /// The slot of a client that is late with its dump is used again, although the client may still copy into it.
+    LateFillLetGo,
 }
 
 impl Mistake {
     /// All of them.
-    pub const ALL: [Self; 48] = [
+    pub const ALL: [Self; 49] = [
         Self::SealedEarly,
         Self::LeaseKept,
         Self::NoQuarantine,
@@ -154,6 +156,7 @@ impl Mistake {
         Self::LeasedShareIgnored,
         Self::HungWriteLetGo,
         Self::HungReadLetGo,
+        Self::LateFillLetGo,
     ];
 
     /// Returns the mistake with that name.
@@ -200,6 +203,7 @@ impl Mistake {
             Self::LeasedShareIgnored => Some(Flaw::LeasedShareIgnored),
             Self::HungWriteLetGo => Some(Flaw::HungWriteLetGo),
             Self::HungReadLetGo => Some(Flaw::HungReadLetGo),
+            Self::LateFillLetGo => Some(Flaw::LateFillLetGo),
             _ => None,
         }
     }

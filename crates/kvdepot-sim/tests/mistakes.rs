@@ -279,3 +279,8 @@ fn the_slot_of_a_hung_write_used_again() {
 fn the_slot_of_a_hung_read_used_again() {
     finds(Mistake::HungReadLetGo, &[Rule::Owners, Rule::Panic, Rule::Bytes]);
 }
+
+#[test]
+fn the_slot_of_a_late_dump_used_again() {
+    finds(Mistake::LateFillLetGo, &[Rule::Owners, Rule::Panic, Rule::Bytes]);
+}

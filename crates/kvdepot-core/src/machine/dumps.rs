@@ -16,6 +16,10 @@ use crate::lease::LeaseId;
 use crate::misses::Fate;
 use crate::priority::Priority;
 
+/// Seconds after which a block that a client is filling may be dumped by another one: longer than a task of a client in order
+/// takes, so that only one of them copies it.
+const FILL_PATIENCE_S: u32 = 60;
+
 impl Machine {
     #[expect(clippy::too_many_arguments, reason = "the fields of the request")]
     pub(super) fn reserve(
@@ -90,9 +94,14 @@ impl Machine {
         Ok(Reply::Slots(outcomes))
     }
 
-    /// Returns whether a block need not be dumped. If a tier is late with it, the tier's read is given up: the caller has it.
+    /// Returns whether a block need not be dumped. If a tier or another client is late with it, it is not waited for: the caller
+    /// has it.
     fn has_for_dump(&mut self, key: &PoolKey, hash: u64, priority: Priority, out: &mut Effects) -> bool {
         let Some(slot) = self.pool.find_kept_hashed(key, hash) else { return false };
+        if self.is_filled_late(slot) {
+            self.pool.supersede(slot);
+            return false;
+        }
         let Some(tier) = self.flow.late_reader(&self.pool, slot) else {
             self.pool.raise_priority(slot, priority);
             return true;
@@ -100,6 +109,12 @@ impl Machine {
         self.give_up_read(tier, slot, out);
         // It may have been a copy of a block that lies in a tier's memory.
         self.pool.find_kept_hashed(key, hash).is_some()
+    }
+
+    /// Returns whether a client has been filling a slot for so long that it may never complete it.
+    fn is_filled_late(&self, slot: SlotId) -> bool {
+        self.pool.slot(slot).standing().filling
+            && self.pool.age_s(slot).is_none_or(|age_s| age_s > FILL_PATIENCE_S)
     }
 
     fn reserve_one(

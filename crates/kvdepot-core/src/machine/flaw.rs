@@ -73,6 +73,8 @@ pub enum Flaw {
     HungWriteLetGo,
     /// The slot of a read that hangs is used again, although the tier still fills it.
     HungReadLetGo,
+    /// The slot of a client that is late with its dump is used again, although the client may still copy into it.
+    LateFillLetGo,
     /// More of a tier's memory is leased than may be.
     LeasedShareIgnored,
 }

@@ -8,6 +8,7 @@ mod demotion;
 mod hung_reads;
 mod hung_writes;
 mod in_place;
+mod late_fills;
 mod limits;
 mod misses;
 mod model;

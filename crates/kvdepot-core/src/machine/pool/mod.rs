@@ -488,6 +488,22 @@ impl Pool {
         end
     }
 
+    /// Makes another slot possible for the block that a slot is being filled with. Its bytes are dropped when its client has
+    /// filled it, and stay reserved until then, since that client may still copy into it (P4).
+    pub(crate) fn supersede(&mut self, id: SlotId) {
+        self.unname(id);
+        if self.flaws.has(Flaw::LateFillLetGo) {
+            self.abandon(id);
+        } else {
+            self.doom(id);
+        }
+    }
+
+    /// Returns about how long a slot has held its block, or has been filled with it, in seconds.
+    pub(crate) fn age_s(&self, id: SlotId) -> Option<u32> {
+        self.births.age_s(self.slots.at(id).serial, self.now_s)
+    }
+
     /// Dooms a block: it gets no new reader and no new write. It is freed immediately if nothing accesses it.
     pub(crate) fn doom(&mut self, id: SlotId) {
         let flawed = self.flaws.has(Flaw::WriteDisplaced);
