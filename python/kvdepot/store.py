@@ -138,7 +138,8 @@ class Store:
 
         Returns:
             The task. The memory must not change before it is done. ``lookup`` finds a block once all its shards were
-            stored, by one task or several.
+            stored, by one task or several. If earlier shards of a block are lost, with the depot or because the next
+            one did not come within ``timeout_ms``, later ones fail: dump all of its shards again.
 
         Raises:
             ConfigError: sizes or counts do not fit the layout, its shards have different numbers of tensors, a hash is

@@ -14,7 +14,12 @@ const CHUNK_BYTES: u64 = 32 << 20;
 /// Runs a dump task to completion.
 pub(crate) fn run(work: Work, partial: &Mutex<Partial>) {
     let whole = work.items.iter().all(|item| item.is_whole(work.layout()));
-    let outcome = if whole { run_whole(&work) } else { partial::run(&work, partial) };
+    let outcome = if whole {
+        partial::end_late(&work, partial);
+        run_whole(&work)
+    } else {
+        partial::run(&work, partial)
+    };
     if let Err(error) = outcome {
         work.base.attachment.stats.failed("dump", &error);
     }

@@ -116,6 +116,12 @@ pub(crate) fn commit(work: &Work, lane: &mut LaneGuard, leases: Vec<u64>, shards
     lane.call_patiently(Request::Commit { leases, shards }, deadline).map(|_| ())
 }
 
+/// Gives slots back that will not be filled. No copy into them may be in flight.
+pub(crate) fn release(work: &Work, lane: &mut LaneGuard, leases: Vec<u64>) -> Result<()> {
+    let deadline = Instant::now() + time_left(work).unwrap_or(Duration::from_secs(1));
+    lane.call_patiently(Request::Release { leases }, deadline).map(|_| ())
+}
+
 /// Dumps shards of placed blocks (`only` one, or all), and reports each as soon as it has arrived. Returns when all
 /// bytes are in place, or at the task's deadline: then the device may still touch the slots, which have no other owner
 /// until it has finished. So after an error the lane is taken away, and its leases end with the last copy (P1, P4).

@@ -117,6 +117,11 @@ impl TaskState {
         self.line.operation
     }
 
+    /// Returns how long the task may take.
+    pub(crate) fn time_limit(&self) -> Duration {
+        self.deadline - self.begun
+    }
+
     pub(crate) fn deadline(&self) -> Instant {
         self.deadline
     }

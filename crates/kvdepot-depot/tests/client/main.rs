@@ -16,4 +16,5 @@ mod kept_engine;
 mod load_ahead;
 mod queue_depth;
 mod reattach;
+mod shards;
 mod staging;
