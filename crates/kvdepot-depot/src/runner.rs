@@ -12,8 +12,10 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::Sender;
+use kvdepot_core::lease::LeaseId;
 use kvdepot_core::machine::{
-    Batch, Command, Effects, Event, Job, Machine, Nanos, Owner, Reply, Request, Token,
+    Batch, Command, Effects, Event, Job, Machine, Nanos, Outcome, Owner, REQUEST_BLOCKS, Reply, Request,
+    Token,
 };
 use kvdepot_core::{Error, ErrorKind, Result};
 use kvdepot_tier::{Tier, TierMemory};
@@ -34,6 +36,10 @@ use crate::pool::PoolMapping;
 use crate::probers::Probers;
 use crate::stats::{self, Now};
 use crate::waiters::Waiter;
+
+#[cfg(test)]
+#[path = "late_reply_tests.rs"]
+mod late_reply_tests;
 
 /// Time that a request may take for its own pieces, however short its deadline is: even one that has no time to wait
 /// learns what the pool has.
@@ -83,7 +89,7 @@ pub(crate) struct Runner {
 /// A request that was begun.
 pub(crate) enum Asked {
     Answered(Result<Reply>),
-    Waits { token: Token, waiter: Arc<Waiter>, deadline: Instant },
+    Waits { token: Token, owner: Owner, waiter: Arc<Waiter>, deadline: Instant },
 }
 
 impl Runner {
@@ -194,16 +200,21 @@ impl Runner {
         event: impl FnOnce() -> Event,
         own: Option<(Token, Option<Instant>)>,
     ) -> Option<Result<Reply>> {
+        let effects = self.step(event);
+        self.follow(effects, own)
+    }
+
+    /// Carries out a step's effects, and feeds what follows from them; as [`Self::feed`].
+    fn follow(&self, mut effects: Effects, own: Option<(Token, Option<Instant>)>) -> Option<Result<Reply>> {
         let mut reply = None;
         let mut todo = VecDeque::new();
-        let mut effects = self.step(event);
         loop {
             for (token, outcome) in effects.replies {
                 let outcome = outcome.map(Reply::listed);
                 if own.is_some_and(|(own, _)| own == token) {
                     reply = Some(outcome);
-                } else {
-                    self.life.waiters.deliver(token, outcome);
+                } else if let Some((owner, Ok(late))) = self.life.waiters.deliver(token, outcome) {
+                    todo.extend(self.give_back(owner, late));
                 }
             }
             for forgotten in effects.forgotten {
@@ -285,23 +296,45 @@ impl Runner {
             return Asked::Answered(reply);
         }
         self.execute_queued();
-        Asked::Waits { token, waiter, deadline }
+        Asked::Waits { token, owner, waiter, deadline }
     }
 
     /// Waits for the reply to a request that was begun.
     pub(crate) fn answer_within(self: &Arc<Self>, asked: Asked) -> Result<Reply> {
-        let (token, waiter, deadline) = match asked {
+        let (token, owner, waiter, deadline) = match asked {
             Asked::Answered(reply) => return reply,
-            Asked::Waits { token, waiter, deadline } => (token, waiter, deadline),
+            Asked::Waits { token, owner, waiter, deadline } => (token, owner, waiter, deadline),
         };
         if let Some(reply) = waiter.wait(deadline) {
             return reply;
         }
         // If the request is complete already, another thread has the reply and delivers it: it may contain leases.
-        let reply = self.feed(|| Event::Expire { token }, Some((token, None)));
-        let reply = reply.or_else(|| waiter.wait(Instant::now() + DELIVERY_WAIT));
-        self.life.waiters.forget(token);
+        if let Some(reply) = self.feed(|| Event::Expire { token }, Some((token, None))) {
+            self.life.waiters.forget(token);
+            return reply;
+        }
+        let reply = waiter.wait(Instant::now() + DELIVERY_WAIT);
+        let reply = reply.or_else(|| self.life.waiters.give_up(token, owner, &waiter));
         reply.unwrap_or_else(|| Err(timed_out("a request found no reply")))
+    }
+
+    /// Returns the requests that give back what a reply grants that nobody waits for any more.
+    fn give_back(&self, owner: Owner, late: Reply) -> Vec<Event> {
+        let leases: Vec<LeaseId> = match late {
+            Reply::Slots(outcomes) => outcomes.iter().filter_map(leased).collect(),
+            Reply::Claim(progress) => {
+                let request = Request::ClaimRelease { claim: progress.claim };
+                return vec![self.request(owner, request)];
+            }
+            _ => return Vec::new(),
+        };
+        let release = |leases: &[LeaseId]| self.request(owner, Request::Release { leases: leases.to_vec() });
+        leases.chunks(REQUEST_BLOCKS).map(release).collect()
+    }
+
+    /// Returns a request whose reply nobody waits for.
+    fn request(&self, owner: Owner, request: Request) -> Event {
+        Event::Request { token: self.tokens.fetch_add(1, Ordering::Relaxed), owner, request }
     }
 
     /// Feeds an event without a reply.
@@ -437,6 +470,13 @@ impl Runner {
     pub(crate) fn history(&self) -> serde_json::Value {
         let kept = history::kept(&self.numbers().numbers);
         self.history.lock().to_json(self.uptime_ms(), &kept)
+    }
+}
+
+fn leased(outcome: &Outcome) -> Option<LeaseId> {
+    match outcome {
+        Outcome::Leased(leased) => Some(leased.lease),
+        Outcome::Have | Outcome::Refused(_) => None,
     }
 }
 

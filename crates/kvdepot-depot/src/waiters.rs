@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use hashbrown::HashMap;
-use kvdepot_core::machine::{Reply, Token};
+use kvdepot_core::machine::{Owner, Reply, Token};
 use kvdepot_core::{Error, ErrorKind, Result};
 use parking_lot::{Condvar, Mutex};
 
@@ -26,43 +26,71 @@ impl Waiter {
         }
         reply.take()
     }
+
+    fn answer(&self, reply: Result<Reply>) {
+        *self.reply.lock() = Some(reply);
+        self.came.notify_one();
+    }
+}
+
+/// Who gets a reply.
+#[derive(Debug)]
+enum Recipient {
+    Waits(Arc<Waiter>),
+    /// Nobody any more: what the reply grants this owner is to be given back.
+    GaveUp(Owner),
 }
 
 #[derive(Debug, Default)]
 pub(crate) struct Waiters {
-    waiting: Mutex<HashMap<Token, Arc<Waiter>>>,
+    replies: Mutex<HashMap<Token, Recipient>>,
 }
 
 impl Waiters {
     pub(crate) fn register(&self, token: Token) -> Arc<Waiter> {
         let waiter = Arc::new(Waiter::default());
-        self.waiting.lock().insert(token, Arc::clone(&waiter));
+        self.replies.lock().insert(token, Recipient::Waits(Arc::clone(&waiter)));
         waiter
     }
 
     /// Answers all waiting threads with an error.
     pub(crate) fn fail_all(&self) {
-        let waiting = std::mem::take(&mut *self.waiting.lock());
-        for waiter in waiting.into_values() {
-            *waiter.reply.lock() = Some(Err(Error::new(ErrorKind::Unavailable, "the depot is dead")));
-            waiter.came.notify_one();
+        for recipient in std::mem::take(&mut *self.replies.lock()).into_values() {
+            if let Recipient::Waits(waiter) = recipient {
+                waiter.answer(Err(Error::new(ErrorKind::Unavailable, "the depot is dead")));
+            }
         }
     }
 
     /// Returns the tokens of all expected replies.
     pub(crate) fn tokens(&self) -> Vec<Token> {
-        self.waiting.lock().keys().copied().collect()
+        self.replies.lock().keys().copied().collect()
     }
 
+    /// Expects no reply to this token.
     pub(crate) fn forget(&self, token: Token) {
-        self.waiting.lock().remove(&token);
+        self.replies.lock().remove(&token);
     }
 
-    /// Delivers a reply. There may be no waiter, if its request has ended in another way.
-    pub(crate) fn deliver(&self, token: Token, reply: Result<Reply>) {
-        if let Some(waiter) = self.waiting.lock().remove(&token) {
-            *waiter.reply.lock() = Some(reply);
-            waiter.came.notify_one();
+    /// Ends a wait for a reply that is on its way. Returns the reply if it has come.
+    pub(crate) fn give_up(&self, token: Token, owner: Owner, waiter: &Waiter) -> Option<Result<Reply>> {
+        if let Some(recipient) = self.replies.lock().get_mut(&token) {
+            *recipient = Recipient::GaveUp(owner);
+        }
+        waiter.reply.lock().take()
+    }
+
+    /// Delivers a reply. If the thread that waited for it has given up, returns the reply and the owner that it is for. There may
+    /// be no waiter at all, if its request has ended in another way.
+    pub(crate) fn deliver(&self, token: Token, reply: Result<Reply>) -> Option<(Owner, Result<Reply>)> {
+        let mut replies = self.replies.lock();
+        match replies.remove(&token)? {
+            // Under the lock: who gives up finds the reply.
+            Recipient::Waits(waiter) => {
+                waiter.answer(reply);
+                None
+            }
+            Recipient::GaveUp(owner) => Some((owner, reply)),
         }
     }
 }
