@@ -262,7 +262,7 @@ impl World {
         let wish = Wish { spaces: self.ids_of(&wish.groups), ..wish };
         let damaged = wish.needed_all().iter().any(|key| self.tiers.iter().any(|tier| tier.is_damaged(key)));
         let best = wish.hit(|key| self.is_there(key));
-        let fits = wish.pages(best) * 100 <= (self.machine.gauges().pool_bytes / 4096) as usize * CLAIM_SHARE;
+        let fits = wish.pages(best) * 100 <= self.plan.shape.pool_pages_max * CLAIM_SHARE;
         let written_late = self.machine.counters().late_write_blocks;
         let mut owner = self.number();
         while self.lender().is_some() && owner.is_multiple_of(4) {

@@ -386,7 +386,7 @@ impl World {
         if grew
             && !self.adopting
             && !self.tiers.is_empty()
-            && not_saved.saturating_sub(stopped) > gauges.pool_bytes.saturating_sub(stopped) * 70 / 100
+            && not_saved.saturating_sub(stopped) > max.saturating_sub(stopped) * 70 / 100
         {
             return fail(Rule::Caps, format!("more than the share that may be dirty: {held:?}"));
         }

@@ -5,6 +5,7 @@ mod lab;
 mod ages;
 mod claim_times;
 mod demotion;
+mod growth;
 mod hung_reads;
 mod hung_writes;
 mod in_place;

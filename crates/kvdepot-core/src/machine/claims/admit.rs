@@ -146,18 +146,14 @@ impl Claims {
         true
     }
 
-    /// Bytes of the pool that claims may still pin.
+    /// Bytes of the pool that claims may still pin. It grows for them, if it may.
     fn room(&self, rooms: &Rooms<'_>) -> u64 {
-        self.unpromised(rooms.pool)
+        rooms.pool.unpinned_bytes_max().saturating_sub(self.promised.pool)
     }
 
-    fn unpromised(&self, pool: &Pool) -> u64 {
-        pool.unpinned_bytes().saturating_sub(self.promised.pool)
-    }
-
-    /// Returns whether `bytes` of the pool may be taken for what no client waits for.
+    /// Returns whether `bytes` of the pool may be taken for what no client waits for, and for which it need not grow.
     pub(crate) fn leave_room(&self, pool: &Pool, bytes: u64) -> bool {
-        self.queue.is_empty() && self.unpromised(pool) >= bytes
+        self.queue.is_empty() && pool.unpinned_bytes().saturating_sub(self.promised.pool) >= bytes
     }
 
     /// Bytes that claims may still pin in the memory of the tier that leases blocks.
@@ -353,7 +349,7 @@ fn has_promised_place(rooms: &Rooms<'_>, claim: &Claim, spot: Spot, tier: TierIn
 
 /// Bytes of the pool that one claim may take.
 fn share_of(rooms: &Rooms<'_>) -> u64 {
-    rooms.pool.bytes() * CLAIM_SHARE_PERCENT / 100
+    rooms.pool.bytes_max() * CLAIM_SHARE_PERCENT / 100
 }
 
 fn wait_for(rooms: &mut Rooms<'_>, claim: &mut Claim, place: usize, slot: u32) {

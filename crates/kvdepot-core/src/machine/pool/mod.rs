@@ -217,6 +217,11 @@ impl Pool {
         self.pool_bytes
     }
 
+    /// Returns the size to which the pool may grow.
+    pub(crate) const fn bytes_max(&self) -> u64 {
+        self.pool_bytes_max
+    }
+
     pub(crate) const fn held(&self) -> Held {
         self.held
     }
@@ -243,9 +248,14 @@ impl Pool {
         self.regions.free_bytes() + (self.pool_bytes - self.regions.grown_bytes())
     }
 
-    /// Returns the number of bytes that can be allocated now, including by eviction.
+    /// Returns the number of bytes that can be allocated now, including by eviction, without growth.
     pub(crate) const fn unpinned_bytes(&self) -> u64 {
         self.pool_bytes.saturating_sub(self.held.pinned)
+    }
+
+    /// Returns the number of bytes that can be allocated now, including by eviction and growth.
+    pub(crate) const fn unpinned_bytes_max(&self) -> u64 {
+        self.pool_bytes_max.saturating_sub(self.held.pinned)
     }
 
     pub(crate) fn find(&self, key: &PoolKey) -> Option<SlotId> {

@@ -80,7 +80,7 @@ impl Pool {
     pub(crate) fn may_dirty(&self, bytes: u64) -> Result<()> {
         let stopped = self.fills.stopped_bytes();
         let not_saved = (self.held.filling + self.held.dirty + bytes).saturating_sub(stopped);
-        if not_saved > self.pool_bytes.saturating_sub(stopped) * DIRTY_SHARE_PERCENT / 100 {
+        if not_saved > self.pool_bytes_max.saturating_sub(stopped) * DIRTY_SHARE_PERCENT / 100 {
             return Err(Error::new(ErrorKind::Busy, "the tiers do not keep up with what is dumped"));
         }
         Ok(())
@@ -89,7 +89,7 @@ impl Pool {
     /// Returns whether a block of `bytes` that a tier has lost may be written again now: that leaves half of the room for
     /// unwritten bytes to dumps.
     pub(crate) fn may_rewrite(&self, bytes: u64) -> bool {
-        (self.held.filling + self.held.dirty + bytes) * 100 <= self.pool_bytes * DIRTY_SHARE_PERCENT / 2
+        (self.held.filling + self.held.dirty + bytes) * 100 <= self.pool_bytes_max * DIRTY_SHARE_PERCENT / 2
     }
 
     /// Begins a step, which may examine `looks` slots in search of space. The blocks that a step uses or stores are
