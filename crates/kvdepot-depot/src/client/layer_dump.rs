@@ -1,5 +1,5 @@
 //! A dump that follows the engine layer by layer: slots are reserved with the first shard, and blocks are sealed with
-//! the last.
+//! the last. The engine's thread that submits shards waits for none of them.
 
 use std::sync::Arc;
 
@@ -12,8 +12,15 @@ use crate::client::slots::{CHUNK_BLOCKS, Placed, Reserved, commit, copy, lane_of
 use crate::client::work::{Kept, Work};
 use crate::message::Shards;
 
+/// The dump, as its user and the jobs of its shards have it.
+pub(crate) struct Layers {
+    state: Mutex<LayerDumpState>,
+    /// Why no further shard is to be copied. Never locked for long.
+    given_up: Mutex<Option<Error>>,
+}
+
 /// The state of the dump. It owns the lane: if the dump is dropped half-way, its slots are released (P4).
-pub(crate) struct LayerDumpState {
+struct LayerDumpState {
     /// Owners of the dump's memory, for shards that have not been submitted.
     kept: Arc<Mutex<Vec<Kept>>>,
     begun: Option<(Arc<Generation>, LaneGuard)>,
@@ -21,18 +28,31 @@ pub(crate) struct LayerDumpState {
     copied: Vec<bool>,
 }
 
-impl LayerDumpState {
+impl Layers {
     pub(crate) fn new(kept: Arc<Mutex<Vec<Kept>>>) -> Self {
-        Self { kept, begun: None, placed: Vec::new(), copied: Vec::new() }
+        let state = LayerDumpState { kept, begun: None, placed: Vec::new(), copied: Vec::new() };
+        Self { state: Mutex::new(state), given_up: Mutex::default() }
     }
 
     /// Copies one shard of every block; the last one seals them. Runs on a thread of the executor.
-    pub(crate) fn run_shard(this: &Arc<Mutex<Self>>, mut work: Work, shard: usize) {
-        let mut state = this.lock();
+    pub(crate) fn run_shard(&self, work: Work, shard: usize) {
+        let rest = Work { kept: Vec::new(), ..work.clone() };
+        self.run(work, shard);
+        // Whoever gave it up meanwhile has found the state locked.
+        if let Some(error) = self.given_up.lock().take() {
+            self.state.lock().end(rest, &error);
+        }
+    }
+
+    fn run(&self, mut work: Work, shard: usize) {
+        let mut state = self.state.lock();
         // The memory's owner is dropped under the lock: the last shard reports the task when it holds the lock.
         if work.state.done() {
             work.kept.clear();
             return;
+        }
+        if let Some(error) = self.given_up.lock().take() {
+            return state.end(work, &error);
         }
         match state.try_shard(&work, shard) {
             Ok(false) => work.kept.clear(),
@@ -44,12 +64,22 @@ impl LayerDumpState {
         }
     }
 
-    /// Fails the dump: no further shard will be copied.
-    pub(crate) fn give_up(this: &Arc<Mutex<Self>>, work: Work, error: &Error) {
-        this.lock().end(work, error);
+    /// Fails the dump: no further shard will be copied. If one is being copied, its thread fails the dump when it has ended.
+    pub(crate) fn give_up(&self, work: Work, error: Error) {
+        *self.given_up.lock() = Some(error);
+        if let Some(mut state) = self.state.try_lock()
+            && let Some(error) = self.given_up.lock().take()
+        {
+            state.end(work, &error);
+        }
     }
+}
 
+impl LayerDumpState {
     fn end(&mut self, mut work: Work, error: &Error) {
+        if work.state.done() {
+            return;
+        }
         self.begun = None;
         self.placed.clear();
         self.kept.lock().clear();

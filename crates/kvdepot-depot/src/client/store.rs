@@ -12,7 +12,7 @@ use parking_lot::{Mutex, RwLock};
 use crate::client::attach::Attachment;
 use crate::client::device::DeviceEngine;
 use crate::client::executor::Executor;
-use crate::client::layer_dump::LayerDumpState;
+use crate::client::layer_dump::Layers;
 use crate::client::partial::Partial;
 use crate::client::plan::{Item, PageTable, Source};
 use crate::client::task::{TaskState, UnderWay};
@@ -204,7 +204,7 @@ impl Store {
         }
         // The task's user may hold the dump for long, but the memory's owner is held only until the dump has ended.
         let kept = Arc::new(Mutex::new(std::mem::take(&mut work.kept)));
-        let layers = Arc::new(Mutex::new(LayerDumpState::new(Arc::clone(&kept))));
+        let layers = Arc::new(Layers::new(Arc::clone(&kept)));
         Ok(LayerDump { work, store: Arc::clone(&self.inner), kept, layers })
     }
 
@@ -412,7 +412,7 @@ pub struct LayerDump {
     store: Arc<Inner>,
     /// The owners of its memory, until it has ended.
     kept: Arc<Mutex<Vec<Kept>>>,
-    layers: Arc<Mutex<LayerDumpState>>,
+    layers: Arc<Layers>,
 }
 
 impl LayerDump {
@@ -443,9 +443,9 @@ impl LayerDump {
         let mut kept = self.kept.lock().clone();
         kept.extend(event_owner);
         let (work, layers) = (Work { wait_event, kept, ..self.work.clone() }, Arc::clone(&self.layers));
-        let job = move || LayerDumpState::run_shard(&layers, work, shard);
+        let job = move || layers.run_shard(work, shard);
         if let Err(error) = self.store.executor.submit(Operation::Dump, Box::new(job)) {
-            LayerDumpState::give_up(&self.layers, self.work.clone(), &error);
+            self.layers.give_up(self.work.clone(), error);
         }
         Ok(())
     }

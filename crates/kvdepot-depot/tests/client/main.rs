@@ -13,6 +13,7 @@ mod engine_end;
 mod hangs;
 mod in_place;
 mod kept_engine;
+mod layers;
 mod load_ahead;
 mod queue_depth;
 mod reattach;
