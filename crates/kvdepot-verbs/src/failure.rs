@@ -2,7 +2,8 @@
 
 use std::io;
 
-use kvdepot_core::{Error, ErrorKind};
+use kvdepot_core::{Error, ErrorKind, Result};
+use rustix::thread::CapabilitySet;
 
 /// Returns the error of a call on `device` that set `errno`.
 pub(crate) fn last_os(call: &'static str, device: &str) -> Error {
@@ -25,7 +26,7 @@ pub(crate) fn from_errno(call: &'static str, device: &str, returned: i32) -> Err
         ),
         libc::EOPNOTSUPP => (ErrorKind::Unsupported, "the RDMA device or its driver cannot do this"),
         libc::ENOMEM => (
-            ErrorKind::NoSpace,
+            ErrorKind::Unavailable,
             "the RDMA device has no space for more (queues, regions or memory); use fewer or smaller ones, or raise \
              the limit on locked memory (ulimit -l)",
         ),
@@ -68,12 +69,7 @@ pub(crate) fn registration(
 ) -> Error {
     let errno = errno.abs();
     let error = match (memory, errno) {
-        (MemoryOf::Host, libc::ENOMEM | libc::EAGAIN | libc::EPERM) => Error::new(
-            ErrorKind::NoSpace,
-            "memory could not be registered with the RDMA device: the limit on locked memory is too low \
-             (RLIMIT_MEMLOCK; raise it with ulimit -l, LimitMEMLOCK= or --ulimit memlock=-1, or give IPC_LOCK)",
-        )
-        .with("locked_bytes_max", locked_limit()),
+        (MemoryOf::Host, libc::ENOMEM | libc::EAGAIN | libc::EPERM) => limit_too_low(locked_limit()),
         (MemoryOf::Host, libc::EFAULT) => Error::new(
             ErrorKind::Config,
             "memory could not be registered with the RDMA device: the range is not mapped, or not writable",
@@ -98,7 +94,31 @@ pub(crate) fn registration(
         .with_source(io::Error::from_raw_os_error(errno))
 }
 
-fn locked_limit() -> String {
-    let limit = rustix::process::getrlimit(rustix::process::Resource::Memlock);
-    limit.current.map_or_else(|| "unlimited".to_owned(), |bytes| bytes.to_string())
+/// Returns how many bytes this process may register with RDMA devices; `None` if nothing limits it.
+pub fn locked_bytes_max() -> Option<u64> {
+    let capabilities = rustix::thread::capabilities(None);
+    let is_exempt = capabilities.is_ok_and(|sets| sets.effective.contains(CapabilitySet::IPC_LOCK));
+    locked_limit().filter(|_| !is_exempt)
+}
+
+/// Fails if a process that may register `locked_bytes_max` bytes cannot register memory of `bytes`.
+pub fn check_locked(bytes: usize, locked_bytes_max: Option<u64>) -> Result<()> {
+    match locked_bytes_max {
+        Some(max) if max < bytes as u64 => Err(limit_too_low(Some(max)).with("len_bytes", bytes)),
+        _ => Ok(()),
+    }
+}
+
+fn limit_too_low(limit: Option<u64>) -> Error {
+    let limit = limit.map_or_else(|| "unlimited".to_owned(), |bytes| bytes.to_string());
+    Error::new(
+        ErrorKind::Permission,
+        "memory could not be registered with the RDMA device: the limit on locked memory is too low (RLIMIT_MEMLOCK; \
+         raise it with ulimit -l, LimitMEMLOCK= or --ulimit memlock=-1, or give IPC_LOCK)",
+    )
+    .with("locked_bytes_max", limit)
+}
+
+fn locked_limit() -> Option<u64> {
+    rustix::process::getrlimit(rustix::process::Resource::Memlock).current
 }

@@ -28,7 +28,7 @@ pub use connect::{Endpoint, RcAttributes};
 pub use context::{Context, DeviceLimits, Pd};
 pub use cq::{CompletionChannel, Cq};
 pub use device::{Device, Verbs};
-pub use failure::MemoryOf;
+pub use failure::{MemoryOf, check_locked, locked_bytes_max};
 pub use port::{Gid, GidType, LinkLayer, Port, PortChoice};
 pub use qp::{PostError, Qp, QpConfig, QpState, Srq};
 pub use region::{Access, Mr};

@@ -78,7 +78,7 @@ fn memory_that_cannot_be_registered() {
     let error = Buffer::new(&pd, 1 << 20, Access::ALL).expect_err("over the limit");
     says(
         &error,
-        ErrorKind::NoSpace,
+        ErrorKind::Permission,
         &["RLIMIT_MEMLOCK", "locked_bytes_max=", "len_bytes=1048576", "ibv_reg_mr"],
     );
     // SAFETY: an unused address: the registration is refused, so nothing is touched.

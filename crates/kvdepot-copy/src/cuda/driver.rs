@@ -205,7 +205,8 @@ impl Driver {
             return Ok(());
         }
         let kind = match code {
-            OUT_OF_MEMORY => ErrorKind::NoSpace,
+            // Not `NoSpace`, which to a task means that the pool is full.
+            OUT_OF_MEMORY => ErrorKind::Unavailable,
             NOT_SUPPORTED => ErrorKind::Unsupported,
             _ => ErrorKind::Io,
         };

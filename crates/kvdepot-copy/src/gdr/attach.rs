@@ -40,7 +40,7 @@ pub fn engine_for(
 }
 
 /// Logs once why GPUDirect RDMA is not used.
-pub(crate) fn say_unused(error: &Error) {
+fn say_unused(error: &Error) {
     static SAID: AtomicBool = AtomicBool::new(false);
     if !SAID.swap(true, Ordering::Relaxed) {
         tracing::info!("GPUDirect RDMA is not used: {error}");

@@ -44,6 +44,8 @@ pub struct GdrConfig {
     pub timeout: Duration,
     /// Size of one registration of pool memory.
     pub registration_piece_bytes: usize,
+    /// How many bytes the process may lock, which bounds the pool; `None` for no limit.
+    pub locked_bytes_max: Option<u64>,
     /// The kernel's page size, a power of two. The driver exports whole pages.
     pub page_bytes: u64,
     /// Parameters of the connections.
@@ -63,6 +65,7 @@ impl GdrConfig {
             queue_pairs: 4,
             timeout: Duration::from_secs(10),
             registration_piece_bytes: 256 << 20,
+            locked_bytes_max: kvdepot_verbs::locked_bytes_max(),
             page_bytes: kvdepot_io::aligned::page_bytes() as u64,
             connection: RcAttributes::default(),
             sysfs: PathBuf::from("/sys"),

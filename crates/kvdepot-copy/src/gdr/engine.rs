@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use kvdepot_core::{Error, ErrorKind, Result};
@@ -34,7 +34,12 @@ pub struct GdrEngine {
     regions: Arc<Regions>,
     nic: String,
     piece_bytes: usize,
+    locked_bytes_max: Option<u64>,
+    unusable: Unusable,
 }
+
+/// Why the adapter cannot serve any more, once that is known. It is still used: only its user knows another way.
+pub(crate) type Unusable = Arc<OnceLock<Error>>;
 
 /// Keeps a range of device memory registered. Drop it before the memory is freed, and when no copy of it is in flight.
 #[derive(Debug)]
@@ -73,6 +78,7 @@ impl GdrEngine {
         let context = Context::retain(driver, device)?;
         let regions = Regions::new(&pd, &context, config.page_bytes);
         probe(&regions)?;
+        let unusable = Unusable::default();
         let parts = Arc::new(LaneParts {
             context,
             regions: Arc::clone(&regions),
@@ -86,7 +92,14 @@ impl GdrEngine {
             regions,
             nic,
             piece_bytes: config.registration_piece_bytes,
+            locked_bytes_max: config.locked_bytes_max,
+            unusable,
         })
+    }
+
+    /// Returns why the adapter cannot serve any more, once that is known.
+    pub(crate) fn unusable(&self) -> Option<&Error> {
+        self.unusable.get()
     }
 
     /// Returns the adapter's name.
@@ -94,14 +107,23 @@ impl GdrEngine {
         &self.nic
     }
 
+    /// Fails at once if the process may not lock the pool. Other refusals show in the background.
+    ///
     /// # Safety
     /// As for `CopyEngine::register_pool`.
     unsafe fn keep_pool(&self, base: *mut u8, len: usize, reserved: bool) -> Result<PoolRegistration> {
+        kvdepot_verbs::check_locked(len, self.locked_bytes_max)?;
         let pool = Arc::new(Pool { regions: Arc::clone(&self.regions), pieces: Mutex::default() });
         let for_thread = Arc::clone(&pool);
         let range = Range { base: base.expose_provenance(), len, piece_bytes: self.piece_bytes, reserved };
-        // SAFETY: the caller's contract; the registration waits for the thread before it ends.
-        let work = move |progress: &Progress| unsafe { for_thread.register_all(range, progress) };
+        let unusable = Arc::clone(&self.unusable);
+        let work = move |progress: &Progress| {
+            // SAFETY: the caller's contract; the registration waits for the thread before it ends.
+            unsafe { for_thread.register_all(range, progress) }.inspect_err(|error| {
+                tracing::warn!("the RDMA adapter reaches only a part of the pool: {error}");
+                let _ = unusable.set(error.clone());
+            })
+        };
         let thread = Background::start("kvdepot-gdr-pin", work)?;
         Ok(PoolRegistration::new(Box::new(PoolThread { pool, thread })))
     }
@@ -200,7 +222,8 @@ impl Pool {
     unsafe fn register_all(&self, range: Range, progress: &Progress) -> Result<()> {
         let piece = |base: usize, len| {
             // SAFETY: the caller's contract.
-            let mr = unsafe { self.regions.register_host(base as u64, len) }?;
+            let mr = unsafe { self.regions.register_host(base as u64, len) }
+                .map_err(|e| e.with("registered_bytes", progress.bytes()).with("pool_bytes", range.len))?;
             regions::add(&self.regions.host, &mr);
             self.pieces.lock().push(mr);
             Ok(())

@@ -1,7 +1,8 @@
-//! `use_gdr: auto`: uses an adapter until it turns out that it cannot reach the engine's memory.
+//! `use_gdr: auto`: uses an adapter until it turns out that it cannot reach the engine's memory or the pool.
 //!
 //! A small buffer shows at attach whether the adapter reaches any memory of the device. The KV cache itself may still
-//! exceed the GPU's window on the bus. Then all copies go the way that they go without an adapter.
+//! exceed the GPU's window on the bus, and the pool what the process may lock. Then all copies go the way that they go
+//! without an adapter.
 
 use std::fmt;
 use std::sync::{Arc, OnceLock, Weak};
@@ -12,7 +13,6 @@ use parking_lot::Mutex;
 
 use crate::CopyEngine;
 use crate::batch::{CopyBatch, GroupSink};
-use crate::gdr::attach::say_unused;
 use crate::gdr::engine::GdrEngine;
 use crate::pool::{DeviceMemory, PoolRegistration, Registration};
 
@@ -54,6 +54,22 @@ impl Fallback {
     /// As for `CopyEngine::register_pool`.
     unsafe fn register(&self, base: *mut u8, len: usize, reserved: bool) -> Result<PoolRegistration> {
         let base = base.expose_provenance();
+        if self.instead.get().is_none() {
+            // SAFETY: the caller's contract.
+            match unsafe { self.register_now(base, len, reserved) } {
+                Ok(registration) => return Ok(registration),
+                Err(error) => self.give_up(&error)?,
+            }
+        }
+        // SAFETY: the caller's contract.
+        unsafe { self.register_now(base, len, reserved) }
+    }
+
+    /// Registers with the engine that copies now.
+    ///
+    /// # Safety
+    /// As for `CopyEngine::register_pool`.
+    unsafe fn register_now(&self, base: usize, len: usize, reserved: bool) -> Result<PoolRegistration> {
         let mut pools = self.pools.lock();
         // SAFETY: the caller's contract.
         let registration = Mutex::new(Some(unsafe { register(self.engine(), base, len, reserved) }?));
@@ -72,8 +88,10 @@ impl Fallback {
         let Some(make) = make.take() else {
             return Err(Error::new(ErrorKind::Unavailable, "neither an RDMA adapter nor the device copies"));
         };
-        let engine = make()?;
-        say_unused(why);
+        let engine = make().inspect_err(|error| {
+            tracing::warn!("copies stay with an RDMA adapter that cannot serve: {why}, and there is no other way: {error}");
+        })?;
+        tracing::warn!("GPUDirect RDMA is not used from here on: {why}");
         let mut pools = self.pools.lock();
         let engine = self.instead.get_or_init(|| engine);
         for pool in pools.drain(..).filter_map(|pool| pool.upgrade()) {
@@ -127,6 +145,12 @@ impl CopyEngine for Fallback {
     }
 
     unsafe fn run(&self, batch: CopyBatch, sink: Arc<dyn GroupSink>) -> Result<()> {
+        if self.instead.get().is_none()
+            && let Some(why) = self.by_adapter.unusable()
+        {
+            // Without another way the adapter is still tried.
+            let _ = self.give_up(why);
+        }
         // SAFETY: the caller's contract.
         unsafe { self.engine().run(batch, sink) }
     }

@@ -173,7 +173,7 @@ fn an_engine_that_cannot_attach_leaves_nothing() {
         let config = session.config(Mode::Fixed(Method::Kernel));
         let error = crate::cuda::CudaEngine::attach(session.driver, &config).unwrap_err();
         assert!(error.to_string().starts_with(call), "{error}");
-        assert_eq!(error.kind(), kvdepot_core::ErrorKind::NoSpace);
+        assert_eq!(error.kind(), kvdepot_core::ErrorKind::Unavailable);
         session.end().unwrap();
     }
 }

@@ -3,6 +3,7 @@
 
 mod choosing;
 mod failures;
+mod giving_up;
 mod registration;
 mod rig;
 mod schedules;

@@ -4,6 +4,8 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use kvdepot_core::Result;
+
 use crate::conformance::{Collect, DeviceMemory, StreamDevice};
 use crate::cuda::tests::rig::{Memory, Session};
 use crate::cuda::{CudaEngine, Method, Mode};
@@ -15,11 +17,15 @@ use crate::gdr::tests::rig::Lab;
 use crate::pages::Pages;
 use crate::{CopyBatch, CopyEngine, CopyOp, Direction, GroupSink};
 
-const HANG: Duration = Duration::from_secs(60);
-const LEN: usize = 64 << 10;
+pub(super) const HANG: Duration = Duration::from_secs(60);
+pub(super) const LEN: usize = 64 << 10;
 
 /// Copies all of the device memory to the host.
-fn dump(engine: &dyn CopyEngine, address: u64, len: usize) -> Vec<u8> {
+pub(super) fn dump(engine: &dyn CopyEngine, address: u64, len: usize) -> Vec<u8> {
+    try_dump(engine, address, len).unwrap()
+}
+
+pub(super) fn try_dump(engine: &dyn CopyEngine, address: u64, len: usize) -> Result<Vec<u8>> {
     let pages = Pages::new(&vec![0; len]);
     let mut batch = CopyBatch::new(Direction::ToHost);
     batch.ops.push(CopyOp { device: address, host: pages.address(), len });
@@ -27,8 +33,8 @@ fn dump(engine: &dyn CopyEngine, address: u64, len: usize) -> Vec<u8> {
     let collect = Collect::new(1);
     // SAFETY: all memory lives until `wait` has returned.
     unsafe { engine.run(batch, Arc::clone(&collect) as Arc<dyn GroupSink>) }.unwrap();
-    collect.wait().into_iter().for_each(|outcome| outcome.unwrap());
-    pages.read(0, len)
+    collect.wait().into_iter().collect::<Result<()>>()?;
+    Ok(pages.read(0, len))
 }
 
 /// An adapter that only takes dma-bufs, as without a peer memory module.
