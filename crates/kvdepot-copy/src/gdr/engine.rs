@@ -85,6 +85,7 @@ impl GdrEngine {
             port,
             config: GdrConfig { connection, ..config.clone() },
             mutation,
+            unusable: Unusable::clone(&unusable),
         });
         Ok(Self {
             load: Lane::start(Direction::ToDevice, &parts)?,

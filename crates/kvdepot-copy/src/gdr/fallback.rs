@@ -1,8 +1,8 @@
 //! `use_gdr: auto`: uses an adapter until it turns out that it cannot reach the engine's memory or the pool.
 //!
 //! A small buffer shows at attach whether the adapter reaches any memory of the device. The KV cache itself may still
-//! exceed the GPU's window on the bus, and the pool what the process may lock. Then all copies go the way that they go
-//! without an adapter.
+//! exceed the GPU's window on the bus, and the pool what the process may lock; and an adapter may fail while it serves.
+//! Then all copies go the way that they go without an adapter.
 
 use std::fmt;
 use std::sync::{Arc, OnceLock, Weak};

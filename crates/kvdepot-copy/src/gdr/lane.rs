@@ -14,9 +14,11 @@ use crate::cuda::events::{Event, EventPool};
 use crate::cuda::types::Handle;
 use crate::event::DeviceEvent;
 use crate::gdr::config::GdrConfig;
+use crate::gdr::engine::Unusable;
 use crate::gdr::mutation::{Mistake, Mutation};
 use crate::gdr::posting::Posting;
 use crate::gdr::regions::{InUse, Regions};
+use crate::gdr::trouble::Trouble;
 use crate::limit::thread_of_an_engine;
 
 /// Size limit of a request: below every device's limit, and a multiple of a page.
@@ -29,6 +31,7 @@ pub(crate) struct LaneParts {
     pub(crate) port: Port,
     pub(crate) config: GdrConfig,
     pub(crate) mutation: Mutation,
+    pub(crate) unusable: Unusable,
 }
 
 /// See the module.
@@ -87,6 +90,7 @@ impl Lane {
             events: Arc::clone(&events),
             behind: Stream::new(&parts.context, Priority::Greatest)?,
             posting: None,
+            trouble: Trouble::default(),
         };
         worker.posting = Some(worker.connect()?);
         let (sender, receiver) = crossbeam_channel::unbounded();
@@ -150,6 +154,21 @@ struct Worker {
     behind: Stream,
     /// `None` after a failure, until the next batch.
     posting: Option<Posting>,
+    trouble: Trouble,
+}
+
+/// Why a batch failed.
+enum Failure {
+    /// The adapter failed it.
+    ByAdapter(Error),
+    /// Its deadline passed, or the device failed.
+    Otherwise(Error),
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        Self::Otherwise(error)
+    }
 }
 
 /// The progress of a batch's reports.
@@ -181,19 +200,22 @@ impl Worker {
             let mut posting = match self.posting.take().map_or_else(|| self.connect(), Ok) {
                 Ok(posting) => posting,
                 Err(error) => {
-                    self.fail(&mut reports, &error);
+                    self.fail(&mut reports, Failure::ByAdapter(error));
                     continue;
                 }
             };
             let regions = Arc::clone(&self.parts.regions);
             let mut in_use = InUse::new(&regions);
             match self.carry_out(&mut posting, &mut in_use, &mut reports) {
-                Ok(()) => self.posting = Some(posting),
-                Err(error) => {
+                Ok(()) => {
+                    self.posting = Some(posting);
+                    self.trouble.succeeded();
+                }
+                Err(failure) => {
                     // Destroyed queue pairs touch no memory any more; only then may the caller have it back.
                     drop(posting);
                     drop(in_use);
-                    self.fail(&mut reports, &error);
+                    self.fail(&mut reports, failure);
                 }
             }
         }
@@ -204,7 +226,7 @@ impl Worker {
         posting: &mut Posting,
         in_use: &mut InUse<'_>,
         reports: &mut Reports<'_>,
-    ) -> Result<()> {
+    ) -> Result<(), Failure> {
         let _entered = self.parts.context.enter()?;
         let batch = &reports.job.batch;
         if let Some(after) = &reports.job.after {
@@ -214,18 +236,19 @@ impl Worker {
         for group in 0..batch.ends.len() {
             batch.check_deadline()?;
             for op in batch.group(group) {
-                self.push(posting, in_use, group, (op.device, op.host as u64, op.len))?;
+                self.push(posting, in_use, group, (op.device, op.host as u64, op.len))
+                    .map_err(Failure::ByAdapter)?;
             }
-            posting.end_group(group)?;
+            posting.end_group(group).map_err(Failure::ByAdapter)?;
             reports.posted = group + 1;
-            posting.poll()?;
+            posting.poll().map_err(Failure::ByAdapter)?;
             self.report(posting, reports)?;
         }
         if self.parts.mutation.is(Mistake::RegionsEndEarly) {
             in_use.end_early();
         }
         while reports.next < batch.ends.len() {
-            posting.wait()?;
+            posting.wait().map_err(Failure::ByAdapter)?;
             self.report(posting, reports)?;
         }
         Ok(())
@@ -276,7 +299,17 @@ impl Worker {
         Ok(())
     }
 
-    fn fail(&self, reports: &mut Reports<'_>, error: &Error) {
+    /// Reports a failure. Before that it says whether the adapter is of no use any more, so that the next batch finds it.
+    fn fail(&mut self, reports: &mut Reports<'_>, failure: Failure) {
+        let error = match failure {
+            Failure::ByAdapter(error) => {
+                if self.trouble.failed(&error) {
+                    let _ = self.parts.unusable.set(error.clone());
+                }
+                error
+            }
+            Failure::Otherwise(error) => error,
+        };
         for group in reports.next..reports.job.batch.ends.len() {
             let wrong = self.parts.mutation.is(Mistake::GoOnAfterFailure) && group > reports.next;
             reports.job.sink.group_ended(group, if wrong { Ok(()) } else { Err(error.clone()) });

@@ -28,6 +28,7 @@ mod lane;
 mod mutation;
 mod posting;
 mod regions;
+mod trouble;
 
 #[cfg(test)]
 mod tests;
