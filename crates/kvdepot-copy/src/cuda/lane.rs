@@ -3,6 +3,7 @@
 //! Loads and dumps have a lane each, so that neither waits for the other, on the device or here. Each lane limits its
 //! work on the device, so that an engine's own small copies, which share the copy engines, do not wait for long.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
@@ -268,13 +269,16 @@ impl Lane {
     }
 
     fn merge(&self, ops: &[CopyOp]) -> Vec<Range> {
-        // The last allocation looked up; engines have few.
-        let mut known = (0, 0);
-        plan::merge(ops, |address, len| {
-            if !(known.0 <= address && address < known.1) {
-                known = self.allocation(address).unwrap_or((address, address));
+        // Allocations looked up, by their start; engines have few.
+        let mut known: BTreeMap<u64, u64> = BTreeMap::new();
+        plan::merge(ops, |address| {
+            let found = known.range(..=address).next_back().map(|(_, &end)| end);
+            if let Some(end) = found.filter(|&end| address < end) {
+                return Some(end);
             }
-            address + len as u64 <= known.1
+            let (start, end) = self.allocation(address)?;
+            known.insert(start, end);
+            Some(end)
         })
     }
 

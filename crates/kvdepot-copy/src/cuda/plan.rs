@@ -1,4 +1,5 @@
-//! Turns ops into ranges: merges neighbours, and cuts at the borders of memory that is or will be registered.
+//! Turns ops into ranges: merges neighbours, and cuts at the ends of allocations and at the borders of memory that is or
+//! will be registered.
 
 use crate::CopyOp;
 use crate::cuda::pools::Piece;
@@ -13,20 +14,31 @@ pub(crate) struct Range {
     pub(crate) mapped: Option<u64>,
 }
 
-/// Merges ops that are adjacent on both sides. `one_allocation(address, len)` says whether a range of device memory
-/// lies in one allocation: the driver refuses a copy that spans two, even if they are adjacent.
-pub(crate) fn merge(ops: &[CopyOp], mut one_allocation: impl FnMut(u64, usize) -> bool) -> Vec<Range> {
+/// Merges ops that are adjacent on both sides, and cuts where an allocation of device memory ends: the driver refuses a
+/// copy that spans two, even if they are adjacent. `end_of(address)` returns the end of an address's allocation; an op
+/// in an unknown one stays as it is.
+pub(crate) fn merge(ops: &[CopyOp], mut end_of: impl FnMut(u64) -> Option<u64>) -> Vec<Range> {
     let mut ranges: Vec<Range> = Vec::new();
-    for op in ops.iter().filter(|op| op.len > 0) {
-        let host = op.host as usize;
-        if let Some(last) = ranges.last_mut() {
-            let follows = last.device + last.len as u64 == op.device && last.host + last.len == host;
-            if follows && one_allocation(last.device, last.len + op.len) {
-                last.len += op.len;
-                continue;
+    // Of the last range's allocation.
+    let mut end = None;
+    for op in ops {
+        let mut rest = Range { device: op.device, host: op.host as usize, len: op.len, mapped: None };
+        while rest.len > 0 {
+            let follows = |last: &Range| {
+                last.device + last.len as u64 == rest.device && last.host + last.len == rest.host
+            };
+            let grows = end.is_some_and(|end| rest.device < end) && ranges.last().is_some_and(follows);
+            if !grows {
+                end = end_of(rest.device).filter(|&end| rest.device < end);
             }
+            let room = end.map_or(usize::MAX, |end| usize::try_from(end - rest.device).unwrap_or(usize::MAX));
+            let (part, left) = cut(rest, room);
+            match ranges.last_mut().filter(|_| grows) {
+                Some(last) => last.len += part.len,
+                None => ranges.push(part),
+            }
+            rest = left;
         }
-        ranges.push(Range { device: op.device, host, len: op.len, mapped: None });
     }
     ranges
 }
@@ -124,10 +136,19 @@ mod tests {
     #[test]
     fn neighbours_merge_inside_of_one_allocation_only() {
         let ops = [op(100, 1000, 10), op(110, 1010, 10), op(120, 1020, 10), op(130, 1031, 10)];
-        let all = merge(&ops, |_, _| true);
-        assert_eq!(all.iter().map(|r| r.len).collect::<Vec<_>>(), [30, 10]);
-        let bound = merge(&ops, |address, len| address + len as u64 <= 120);
-        assert_eq!(bound.iter().map(|r| r.len).collect::<Vec<_>>(), [20, 10, 10]);
+        let lens = |ranges: Vec<Range>| ranges.iter().map(|range| range.len).collect::<Vec<_>>();
+        assert_eq!(lens(merge(&ops, |_| Some(1000))), [30, 10]);
+        assert_eq!(lens(merge(&ops, |address| Some(if address < 120 { 120 } else { 140 }))), [20, 10, 10]);
+        assert_eq!(lens(merge(&ops, |_| None)), [10; 4]);
+    }
+
+    #[test]
+    fn an_op_over_several_allocations_is_cut_where_they_end() {
+        let ends = |address: u64| Some(if address < 115 { 115 } else { 118 }).filter(|&end| address < end);
+        let cut = merge(&[op(100, 1000, 10), op(110, 1010, 30)], ends);
+        let pairs: Vec<_> = cut.iter().map(|range| (range.device, range.host, range.len)).collect();
+        // Behind 118 there is none that the driver knows.
+        assert_eq!(pairs, [(100, 1000, 15), (115, 1015, 3), (118, 1018, 22)]);
     }
 
     proptest! {
@@ -139,6 +160,7 @@ mod tests {
             bytes_max in 16usize..100,
             tiles_max in 1usize..5,
             ranges_max in 1usize..6,
+            allocation in 1u64..200,
         ) {
             let (mut device, mut host) = (1 << 20, 4096);
             let ops: Vec<CopyOp> = ops.into_iter().map(|(skip, hole, len)| {
@@ -156,8 +178,12 @@ mod tests {
                 at += gap + len;
                 piece
             }).collect();
-            let wanted = bytes_of(&merge(&ops, |_, _| false));
-            let split = split(&merge(&ops, |_, _| true), &registered);
+            let wanted = bytes_of(&merge(&ops, |_| None));
+            let merged = merge(&ops, |address| Some(address - address % allocation + allocation));
+            for range in &merged {
+                prop_assert!(range.device % allocation + range.len as u64 <= allocation);
+            }
+            let split = split(&merged, &registered);
             prop_assert_eq!(&bytes_of(&split), &wanted);
             let limits = PieceLimits { bytes: bytes_max, ranges: ranges_max, tiles: tiles_max, tile_bytes: 16 };
             let cut = pieces(&split, &limits);

@@ -1,5 +1,6 @@
 //! The CUDA engines against the stand-in driver, and, with `KVDEPOT_TEST_GPU=1`, the same against a real one.
 
+mod allocations;
 mod faults;
 mod flight;
 pub(crate) mod hangs;
