@@ -376,8 +376,9 @@ class Store:
     def prefetch(self, hashes: Sequence[bytes]) -> None:
         """Asks the depot to bring blocks into the pool. Returns immediately."""
     def close(self, wait_ms: int = 0) -> bool:
-        """Refuses new tasks, and waits up to ``wait_ms`` for those in flight. Returns false if some are left: they go
-        on, and the memory that they touch stays held. Idempotent."""
+        """Refuses new tasks, and waits up to ``wait_ms`` for those in flight, and for copies that a device has not
+        finished although their task has failed. Returns false if some are left: they go on, and the memory that they
+        touch stays held. Idempotent."""
 
 def tier_table() -> str:
     """Returns JSON: the tiers of this build in the order of the documentation, each with its settings and their

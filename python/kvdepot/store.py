@@ -313,7 +313,8 @@ class Store:
             wait_ms: how long to wait; ``None`` = slightly longer than the tasks' time limit.
 
         Returns:
-            Whether every task has ended. If not, they go on, and the memory that they touch stays held.
+            Whether every task has ended, and every copy: on a device that hangs, a dump fails by its time limit, but
+            its copy may still read. If not, they go on, and the memory that they touch stays held.
         """
         self._closed = True
         if os.getpid() != self._pid:

@@ -8,6 +8,7 @@ import json
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 from flow import BLOCKS, Engine, Request
 
@@ -30,7 +31,7 @@ def hung_behind(engine: Engine) -> tuple[Request, int]:
 def of_dumps(engine: Engine) -> dict[str, object]:
     """Observes a hanging dump, one queued behind it, a concurrent load, and closing the store."""
     first, event = hung_behind(engine)
-    found: dict[str, object] = {}
+    found: dict[str, Any] = {}
     late = [bytes([100 + index] * 16) for index in range(BLOCKS)]
     hung = engine.store.dump_pages(late, first.source, wait_event=event)
     beside = engine.store.load_pages(first.hashes, first.target)
@@ -40,8 +41,10 @@ def of_dumps(engine: Engine) -> dict[str, object]:
     found["behind"] = (behind.wait_done(HANG_MS), behind.result().failures)
     found["half there"] = int(engine.store.lookup(late).sum())
     found["counted"] = engine.depot.stats()["failures"]["dump"]
-    engine.close()
+    found["closed"] = [engine.store.close(0)]
     engine.device.hang(False)
+    found["closed"].append(engine.store.close(HANG_MS))
+    engine.close()
     engine.device.synchronize()
     found["violations"] = engine.device.violations()
     return found

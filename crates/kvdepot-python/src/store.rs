@@ -25,18 +25,20 @@ pub(crate) struct Store {
 struct Inner {
     /// `None` after it was closed.
     store: Mutex<Option<CoreStore>>,
+    /// The closed store, while copies of it may be under way.
+    closing: Mutex<Option<CoreStore>>,
     spent: Arc<Spent>,
 }
 
 impl Store {
     pub(crate) fn new(store: CoreStore) -> Self {
         let namespace = Arc::clone(store.spec());
-        let inner = Inner { store: Mutex::new(Some(store)), spent: Arc::default() };
+        let inner = Inner { store: Mutex::new(Some(store)), closing: Mutex::default(), spent: Arc::default() };
         Self { inner: OfProcess::new(inner), namespace }
     }
 
     fn opened(&self) -> PyResult<(CoreStore, &Arc<Spent>)> {
-        let Inner { store, spent } = self.inner.or_inherited().or_raise()?;
+        let Inner { store, spent, .. } = self.inner.or_inherited().or_raise()?;
         let closed = || Error::new(ErrorKind::Closed, "the store was closed");
         let store = store.lock().clone().ok_or_else(closed).or_raise()?;
         Ok((store, spent))
@@ -231,10 +233,23 @@ impl Store {
     #[pyo3(signature = (wait_ms = 0))]
     fn close(&self, py: Python<'_>, wait_ms: u64) -> bool {
         // A forked child has nothing to close: threads and tasks are the parent's.
-        let Some(Inner { store, spent }) = self.inner.get() else { return true };
-        let store = store.lock().take();
+        let Some(Inner { store, closing, spent }) = self.inner.get() else { return true };
         let wait = Duration::from_millis(wait_ms);
-        let ended = py.detach(|| store.is_none_or(|store| store.close(wait)));
+        let ended = py.detach(|| {
+            let store = {
+                let mut closing = closing.lock();
+                if let Some(store) = store.lock().take() {
+                    *closing = Some(store);
+                }
+                closing.clone()
+            };
+            let ended = store.is_none_or(|store| store.close(wait));
+            if ended {
+                let closed = closing.lock().take();
+                drop(closed);
+            }
+            ended
+        });
         spent.release(py);
         ended
     }

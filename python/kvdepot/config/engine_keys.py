@@ -88,8 +88,8 @@ class EngineKeys(BaseModel):
     use_gdr: Literal[True, False, "auto"] = key(
         False,
         "Copy between a CUDA device and the pool through an RDMA adapter (GPUDirect RDMA). If something that it needs "
-        "is missing, `true` is an error, and `auto` logs it once. `auto` also leaves an adapter that fails later, until "
-        "the engine restarts.",
+        "is missing, `true` is an error, and `auto` logs it once. `auto` also leaves an adapter that fails later, "
+        "until the engine restarts.",
         seeds=["use_gdr"],
     )
     gdr_nics: tuple[str, ...] | None = key(

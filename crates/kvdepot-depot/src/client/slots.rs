@@ -15,6 +15,7 @@ use crate::client::device::RegisteredPool;
 use crate::client::generation::Generation;
 use crate::client::lane::{Lane, unexpected};
 use crate::client::lane_guard::LaneGuard;
+use crate::client::task::Counted;
 use crate::client::tier_memory::{self, Lent};
 use crate::client::work::Work;
 use crate::message::{Grant, Hashes, Request, Response, Shards, hash_bytes};
@@ -198,6 +199,7 @@ pub(crate) fn begin(
         _mapping: mapping,
         lent,
         last: Mutex::new(None),
+        counted: Mutex::new(None),
     });
     // SAFETY: device ranges are valid by the contract of the store's unsafe calls. The host ranges lie in leased slots,
     // which the sink keeps mapped, and leased: the lane belongs to the caller until everything has succeeded, and to
@@ -225,6 +227,8 @@ pub(crate) struct Sink {
     left: Mutex<usize>,
     all: Condvar,
     failed: Mutex<Option<Error>>,
+    /// Of a failed copy: until it is dropped the store does not count as closed.
+    counted: Mutex<Option<Counted>>,
 }
 
 impl Sink {
@@ -244,8 +248,10 @@ impl Sink {
         Some(self.failed.lock().take().map_or(Ok(()), Err))
     }
 
-    /// Ends the lane's leases when the device has finished.
+    /// Ends the lane's leases when the device has finished. Until then the task, which may be done before, counts as in
+    /// flight for whoever closes the store.
     pub(crate) fn keep(&self, lane: &mut LaneGuard) {
+        *self.counted.lock() = self.work.state.counted();
         *self.lane.lock() = lane.take();
     }
 

@@ -86,10 +86,10 @@ impl Store {
         Self { priority, ..self.clone() }
     }
 
-    /// Forgets the registered pages, and waits up to `wait` until no task is in flight. Returns whether none is. After
-    /// that the engine has none of the pages registered, even if tasks of the store are still held: their memory may be
-    /// freed or replaced. Remaining tasks continue, and hold the memory that they touch. A layered dump is in flight
-    /// until all of its shards have ended.
+    /// Forgets the registered pages, and waits up to `wait` until no task is in flight, nor a copy that a device has not
+    /// finished by its task's deadline. Returns whether none is. After that the engine has none of the pages registered,
+    /// even if tasks of the store are still held: their memory may be freed or replaced. Remaining tasks continue, and
+    /// hold the memory that they touch. A layered dump is in flight until all of its shards have ended.
     pub fn close(&self, wait: Duration) -> bool {
         let registered = self.inner.registered.write().take();
         drop(registered);

@@ -25,15 +25,15 @@ struct Progress {
     counted: Option<Counted>,
 }
 
-/// Number of unfinished tasks of a store.
+/// Number of tasks of a store whose memory may still be touched.
 #[derive(Default)]
 pub(crate) struct UnderWay {
     tasks: Mutex<usize>,
     none: Condvar,
 }
 
-/// A task in flight.
-struct Counted(Arc<UnderWay>);
+/// Counts a task as in flight. A task, and each of its copies that the device has not finished, have one.
+pub(crate) struct Counted(Arc<UnderWay>);
 
 impl UnderWay {
     fn count(this: &Arc<Self>) -> Counted {
@@ -120,6 +120,11 @@ impl TaskState {
     /// Returns how long the task may take.
     pub(crate) fn time_limit(&self) -> Duration {
         self.deadline - self.begun
+    }
+
+    /// Counts the task for another holder, beyond its end. `None` after the task's end.
+    pub(crate) fn counted(&self) -> Option<Counted> {
+        self.progress.lock().counted.as_ref().map(|counted| UnderWay::count(&counted.0))
     }
 
     pub(crate) fn deadline(&self) -> Instant {
