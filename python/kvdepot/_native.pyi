@@ -358,16 +358,19 @@ class Store:
         addresses: npt.NDArray[np.uint64],
         keep: object = None,
         *,
+        wait_event: int = 0,
         priority: str = "normal",
     ) -> Task:
-        """Stores shard ``shards[i]`` of block ``hashes[i]`` from ``addresses[i, t]``. A block becomes visible once all
-        its shards were stored, by one task or several."""
+        """Stores shard ``shards[i]`` of block ``hashes[i]`` from ``addresses[i, t]``, after ``wait_event`` as in
+        ``dump_pages``. A block becomes visible once all its shards were stored, by one task or several."""
     def load(
         self,
         hashes: Sequence[bytes],
         shards: npt.NDArray[np.int64],
         addresses: npt.NDArray[np.uint64],
         keep: object = None,
+        *,
+        wait_event: int = 0,
     ) -> Task: ...
     def lookup(self, hashes: Sequence[bytes]) -> npt.NDArray[np.bool_]:
         """Returns for each block whether the depot has it, in the pool or a tier: shape ``(len(hashes),)``."""

@@ -124,8 +124,9 @@ class Depot:
                 namespace from there, which stays open when the store is closed.
             layout: how a block is cut, as for ``open_namespace``; ``None`` with a ``Namespace``, which has its own.
             cuda_device: number of the CUDA device that holds the tensors or pages to store and load, as this process
-                counts devices; ``None`` = host memory. Tasks over tensors are not ordered with the device's streams:
-                synchronise before ``dump``, and wait for a load before the device uses its tensors.
+                counts devices; ``None`` = host memory. A task over tensors begins after what torch's current stream
+                had to do, and one over addresses after its ``wait_event``. Wait for a load before the device uses what
+                it fills.
             timeout_ms: time limit of each task; ``None`` = that of the configuration.
 
         Returns:

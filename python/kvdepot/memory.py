@@ -58,6 +58,19 @@ def memory_of(
     return addresses, tuple(owners)
 
 
+def after_torch(cuda_device: int) -> tuple[int, object]:
+    """Returns an event behind everything that was launched so far on torch's current stream of a device: handle, owner.
+
+    Kernels that fill a tensor, or still use memory from which torch made it, run on that stream, and a copy must not
+    overtake them (P3).
+    """
+    import torch
+
+    event = torch.cuda.Event()
+    event.record(torch.cuda.current_stream(cuda_device))
+    return int(event.cuda_event), event
+
+
 def _address(tensor: Any, size_bytes: int, where: str, writable: bool, cuda_device: int | None) -> int:
     if isinstance(tensor, np.ndarray):
         if cuda_device is not None:

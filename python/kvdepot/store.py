@@ -15,7 +15,7 @@ from kvdepot import _native
 from kvdepot.config import KVDepotConfig
 from kvdepot.errors import ConfigError, UnavailableError
 from kvdepot.layout import BlockLayout
-from kvdepot.memory import Addresses, Buffers, memory_of
+from kvdepot.memory import Addresses, Buffers, after_torch, memory_of
 from kvdepot.namespace import Namespace
 from kvdepot.priority import Priority
 from kvdepot.task import Task, TaskResult
@@ -117,6 +117,7 @@ class Store:
         buffers: Buffers,
         shards: Sequence[int] | None = None,
         *,
+        wait_event: int = 0,
         priority: Priority = "normal",
         keep: object = None,
     ) -> Task:
@@ -130,6 +131,9 @@ class Store:
                 of shape ``(rows, tensors)``, whose memory the caller keeps allocated until the task is done.
             shards: shard of each row, which then has the tensors of that shard. ``None`` = whole blocks: a row has the
                 tensors of all shards in order.
+            wait_event: CUDA event after which the memory may be used, as for ``dump_pages``. 0 = now for addresses; for
+                tensors, after everything launched so far on torch's current stream of the device. Other streams are not
+                waited for.
             priority: how long the blocks stay in the pool, compared with others. ``low``: they are evicted before all
                 others, and written to no tier, until their first use. ``high``: they are evicted after all others,
                 while such blocks take at most half of the pool. A block that is stored twice keeps the higher one.
@@ -147,7 +151,7 @@ class Store:
             UnsupportedError: a tensor is not in the memory that the store was opened for.
         """
         dump = partial(self._native.dump, priority=priority)
-        return self._submit(dump, hashes, buffers, shards, keep, writable=False)
+        return self._submit(dump, hashes, buffers, shards, wait_event, keep, writable=False)
 
     def load(
         self,
@@ -155,13 +159,14 @@ class Store:
         buffers: Buffers,
         shards: Sequence[int] | None = None,
         *,
+        wait_event: int = 0,
         keep: object = None,
     ) -> Task:
         """Loads blocks into ``buffers``. Arguments, result and errors as for ``dump``.
 
         The bytes of a block that the result lists as failed are undefined: recompute it.
         """
-        return self._submit(self._native.load, hashes, buffers, shards, keep, writable=True)
+        return self._submit(self._native.load, hashes, buffers, shards, wait_event, keep, writable=True)
 
     # Pages: memory that is registered once, and copied by the number of the page.
 
@@ -345,6 +350,7 @@ class Store:
         hashes: Sequence[bytes],
         buffers: Buffers,
         shards: Sequence[int] | None,
+        wait_event: int,
         keep: object,
         *,
         writable: bool,
@@ -369,4 +375,8 @@ class Store:
         if rows_per_block > 1:
             names = [name for name in names for _ in range(rows_per_block)]
             addresses = addresses.reshape(-1, tensors)
-        return Task(verb(names, shard_rows, addresses, owners if keep is None else (*owners, keep)), rows_per_block)
+        kept = owners if keep is None else (*owners, keep)
+        if owners and self._cuda_device is not None and not wait_event:
+            wait_event, event = after_torch(self._cuda_device)
+            kept = (*kept, event)
+        return Task(verb(names, shard_rows, addresses, kept, wait_event=wait_event), rows_per_block)

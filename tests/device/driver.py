@@ -61,6 +61,14 @@ class Device:
         self._call_relaxed("cuMemAlloc_v2", byref(address), ctypes.c_size_t(size_bytes))
         return address.value
 
+    def allocate_touching(self, first_bytes: int, second_bytes: int) -> list[int]:
+        """On the stand-in: makes two allocations of which the second begins where the first ends."""
+        sizes, addresses = (c_uint64 * 2)(first_bytes, second_bytes), (c_uint64 * 2)()
+        self._cuda.standin_allocate_touching.restype = ctypes.c_bool
+        if not self._cuda.standin_allocate_touching(self.ordinal, byref(sizes), byref(addresses)):
+            raise CudaError("standin_allocate_touching failed")
+        return list(addresses)
+
     def _pin(self, size_bytes: int) -> tuple[int, npt.NDArray[np.uint8]]:
         address = c_void_p()
         self._call_relaxed("cuMemHostAlloc", byref(address), ctypes.c_size_t(size_bytes), 0)

@@ -118,6 +118,33 @@ def test_a_load_that_hangs_ends_when_nothing_is_written_any_more(library: Path, 
     assert found["violations"] == ""
 
 
+def tensors(library: Path, what: str, *options: str) -> dict[str, Any]:
+    """Returns failures by seed of a program that uses tensors or addresses."""
+    program = str(Path(__file__).with_name("tensors.py"))
+    told = run(library, program, str(library), what, *options, cache=empty_cache(library))
+    wrong: dict[str, Any] = json.loads(told.splitlines()[-1])
+    return wrong
+
+
+@pytest.mark.parametrize("ordered", ["tensors", "event"])
+def test_tasks_over_tensors_begin_behind_what_was_launched(library: Path, ordered: str) -> None:
+    """Tensors are ordered by the store, addresses by their event."""
+    assert tensors(library, ordered, "--schedules", str(SCHEDULES)) == {}
+
+
+@pytest.mark.skipif(REAL, reason="a real device may be quick enough to hide a missing wait")
+def test_tasks_over_addresses_without_an_event_do_not_wait(library: Path) -> None:
+    """Otherwise the test above would prove nothing."""
+    assert tensors(library, "nothing", "--schedules", str(SCHEDULES)) != {}
+
+
+@pytest.mark.skipif(REAL, reason="a real driver places allocations where it likes")
+@pytest.mark.parametrize("what", ["block", "blocks"])
+@pytest.mark.parametrize("engine", ENGINES)
+def test_what_lies_in_allocations_that_touch_is_stored_and_loaded(library: Path, engine: str, what: str) -> None:
+    assert tensors(library, what, "--engine", engine) == {}
+
+
 @pytest.mark.skipif(REAL, reason="tables of a real device depend on it")
 def test_doctor_shows_what_was_measured_and_what_auto_makes_of_it(library: Path) -> None:
     kvdepot = ("-m", "kvdepot", "doctor")

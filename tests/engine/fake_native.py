@@ -428,8 +428,9 @@ class Store:
         self.pool.submit(copy)
         return task
 
-    def load(self, hashes, shards, addresses, keep=None) -> Task:
+    def load(self, hashes, shards, addresses, keep=None, *, wait_event=0) -> Task:
         """Dumps as the core does, but immediately: a row is a shard of a block."""
+        assert wait_event == 0
         assert addresses.dtype == np.uint64
         task = Task(len(hashes), 1)
         starts = np.cumsum([0, *map(sum, self.namespace.sizes)]).tolist()

@@ -33,7 +33,8 @@ struct Inner {
 impl Store {
     pub(crate) fn new(store: CoreStore) -> Self {
         let namespace = Arc::clone(store.spec());
-        let inner = Inner { store: Mutex::new(Some(store)), closing: Mutex::default(), spent: Arc::default() };
+        let inner =
+            Inner { store: Mutex::new(Some(store)), closing: Mutex::default(), spent: Arc::default() };
         Self { inner: OfProcess::new(inner), namespace }
     }
 
@@ -167,7 +168,8 @@ impl Store {
         self.with(py, keep, run).map(|(state, spent)| Task::whole(state, spent))
     }
 
-    #[pyo3(signature = (hashes, shards, addresses, keep = None, *, priority = "normal"))]
+    #[pyo3(signature = (hashes, shards, addresses, keep = None, *, wait_event = 0, priority = "normal"))]
+    #[expect(clippy::too_many_arguments, reason = "the arguments of the Python call")]
     fn dump(
         &self,
         py: Python<'_>,
@@ -175,18 +177,19 @@ impl Store {
         shards: PyReadonlyArray1<'_, i64>,
         addresses: PyReadonlyArray2<'_, u64>,
         keep: Option<Py<PyAny>>,
+        wait_event: u64,
         priority: &str,
     ) -> PyResult<Task> {
         let (shards, addresses) = (contiguous(&shards, "shards")?.to_vec(), rows(&addresses)?.to_vec());
         let priority = Priority::from_name(priority).or_raise()?;
         let run = |store: &CoreStore| {
             // SAFETY: the memory belongs to `keep`, or the caller guarantees it until the task is done.
-            unsafe { store.with_priority(priority).dump(hashes, &shards, &addresses) }
+            unsafe { store.with_priority(priority).dump(hashes, &shards, &addresses, wait_event) }
         };
         self.with(py, keep, run).map(|(state, spent)| Task::whole(state, spent))
     }
 
-    #[pyo3(signature = (hashes, shards, addresses, keep = None))]
+    #[pyo3(signature = (hashes, shards, addresses, keep = None, *, wait_event = 0))]
     fn load(
         &self,
         py: Python<'_>,
@@ -194,10 +197,11 @@ impl Store {
         shards: PyReadonlyArray1<'_, i64>,
         addresses: PyReadonlyArray2<'_, u64>,
         keep: Option<Py<PyAny>>,
+        wait_event: u64,
     ) -> PyResult<Task> {
         let (shards, addresses) = (contiguous(&shards, "shards")?.to_vec(), rows(&addresses)?.to_vec());
         // SAFETY: as for `dump`.
-        let run = |store: &CoreStore| unsafe { store.load(hashes, &shards, &addresses) };
+        let run = |store: &CoreStore| unsafe { store.load(hashes, &shards, &addresses, wait_event) };
         self.with(py, keep, run).map(|(state, spent)| Task::whole(state, spent))
     }
 

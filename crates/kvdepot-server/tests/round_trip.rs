@@ -120,14 +120,14 @@ fn shards_may_come_in_several_tasks() {
         for (shard, source) in [(1, &b), (0, &a)] {
             assert_eq!(store.lookup(&[h]), [0]);
             // SAFETY: `a` and `b` outlive the task.
-            let task = unsafe { store.dump(vec![h], &[shard], &[source.as_ptr() as u64]) }.unwrap();
+            let task = unsafe { store.dump(vec![h], &[shard], &[source.as_ptr() as u64], 0) }.unwrap();
             assert!(task.wait(Some(LONG)) && task.failed().is_empty());
         }
         assert_eq!(store.lookup(&[h]), [1]);
         let mut out = vec![0u8; 10_000];
         let at = out.as_mut_ptr() as u64;
         // SAFETY: `out` outlives the task.
-        let task = unsafe { store.load(vec![h, h], &[0, 1], &[at, at + 5000]) }.unwrap();
+        let task = unsafe { store.load(vec![h, h], &[0, 1], &[at, at + 5000], 0) }.unwrap();
         assert!(task.wait(Some(LONG)) && task.failed().is_empty());
         assert!(out[..5000] == a[..] && out[5000..] == b[..]);
     });

@@ -208,31 +208,35 @@ impl Store {
         Ok(LayerDump { work, store: Arc::clone(&self.inner), kept, layers })
     }
 
-    /// Stores shard `shards[i]` of block `hashes[i]` from `addresses[i][t]`.
+    /// Stores shard `shards[i]` of block `hashes[i]` from `addresses[i][t]`, after the device's event (0 = none).
     ///
     /// # Safety
-    /// The addressed memory must be readable, and not written by other code, until the task is done.
+    /// The addressed memory must be readable, and not written by other code, from the event until the task is done. For the
+    /// event see `dump_pages`.
     pub unsafe fn dump(
         &self,
         hashes: Vec<BlockHash>,
         shards: &[i64],
         addresses: &[u64],
+        wait_event: u64,
     ) -> Result<Arc<TaskState>> {
-        let work = self.address_work(Operation::Dump, hashes, shards, addresses)?;
+        let work = self.address_work(Operation::Dump, hashes, shards, addresses, wait_event)?;
         self.run_dump(work)
     }
 
-    /// Loads shard `shards[i]` of block `hashes[i]` to `addresses[i][t]`.
+    /// Loads shard `shards[i]` of block `hashes[i]` to `addresses[i][t]`, after the device's event (0 = none).
     ///
     /// # Safety
-    /// The addressed memory must be writable, and not touched by other code, until the task is done.
+    /// The addressed memory must be writable, and not touched by other code, from the event until the task is done. For the
+    /// event see `dump_pages`.
     pub unsafe fn load(
         &self,
         hashes: Vec<BlockHash>,
         shards: &[i64],
         addresses: &[u64],
+        wait_event: u64,
     ) -> Result<Arc<TaskState>> {
-        let work = self.address_work(Operation::Load, hashes, shards, addresses)?;
+        let work = self.address_work(Operation::Load, hashes, shards, addresses, wait_event)?;
         self.run(Operation::Load, work, load::run)
     }
 
@@ -321,6 +325,7 @@ impl Store {
         hashes: Vec<BlockHash>,
         shards: &[i64],
         addresses: &[u64],
+        wait_event: u64,
     ) -> Result<Work> {
         let layout = self.inner.base.spec.layout();
         let columns = if hashes.is_empty() { 0 } else { addresses.len() / hashes.len() };
@@ -354,7 +359,8 @@ impl Store {
                 have.push((shard, entry, addresses[entry * columns..(entry + 1) * columns].to_vec()));
             }
         }
-        Ok(self.work(operation, items, None, left, count, bytes))
+        let work = self.work(operation, items, None, left, count, bytes);
+        Ok(Work { wait_event, ..work })
     }
 
     fn work(

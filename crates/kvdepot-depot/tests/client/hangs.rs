@@ -118,7 +118,7 @@ impl Lab {
                 (0..shards).map(|s| page.as_mut_ptr() as u64 + (s * part) as u64).collect();
             let numbers: Vec<i64> = (0..shards as i64).collect();
             // SAFETY: the page lives until the task is done.
-            let task = unsafe { self.others.load(vec![hash; shards], &numbers, &addresses) }.unwrap();
+            let task = unsafe { self.others.load(vec![hash; shards], &numbers, &addresses, 0) }.unwrap();
             assert!(task.wait(Some(HANG)) && task.failed().is_empty(), "{:?}", task.failed());
             assert!(page == self.memory[index * BLOCK_BYTES..(index + 1) * BLOCK_BYTES], "block {index}");
         }
@@ -203,7 +203,7 @@ fn slots_of_single_shards_that_hang_are_kept_too() {
         let base = lab.memory.as_ptr() as u64;
         let addresses: Vec<u64> = (0..BLOCKS).map(|page| base + (page * BLOCK_BYTES) as u64).collect();
         // SAFETY: the memory lives in the lab.
-        unsafe { store.dump(hashes(0, BLOCKS), &[0; BLOCKS], &addresses) }.unwrap()
+        unsafe { store.dump(hashes(0, BLOCKS), &[0; BLOCKS], &addresses, 0) }.unwrap()
     });
 }
 
@@ -214,7 +214,7 @@ fn slots_of_a_load_that_hangs_are_not_evicted() {
     let store = Store::new(&lab.attachment, Arc::clone(lab.hangs.spec()), host, HANG).unwrap();
     let addresses: Vec<u64> = (0..BLOCKS).map(|n| lab.memory[n * BLOCK_BYTES..].as_ptr() as u64).collect();
     // SAFETY: the memory lives in the lab, and nothing writes it.
-    let dump = unsafe { store.dump(hashes(0, BLOCKS), &[0; BLOCKS], &addresses) }.unwrap();
+    let dump = unsafe { store.dump(hashes(0, BLOCKS), &[0; BLOCKS], &addresses, 0) }.unwrap();
     assert!(dump.wait(Some(HANG)) && dump.failed().is_empty(), "{:?}", dump.failed());
     let (owner, held) = owner();
     let hangs = lab.hangs.keeping(owner);

@@ -98,7 +98,7 @@ fn single_shards_are_dumped_in_pieces() {
             let addresses: Vec<u64> =
                 memory.chunks(SHARD_BYTES).skip(shard).step_by(SHARDS).map(|at| at.as_ptr() as u64).collect();
             // SAFETY: the memory lives longer than the store.
-            unsafe { store.dump(hashes(), &[shard as i64; BLOCKS], &addresses) }.unwrap()
+            unsafe { store.dump(hashes(), &[shard as i64; BLOCKS], &addresses, 0) }.unwrap()
         };
         let first = dump(0);
         assert!(first.wait(Some(HANG)) && first.failed().is_empty(), "{:?}", first.failed());

@@ -63,7 +63,7 @@ impl Lab {
     fn dump(&self, store: &Store, block: u8, shards: &[i64]) -> Vec<ErrorKind> {
         let addresses = vec![self.memory.as_ptr() as u64; shards.len()];
         // SAFETY: the memory lives in the lab, and nothing writes it.
-        let task = unsafe { store.dump(vec![hash(block); shards.len()], shards, &addresses) }.unwrap();
+        let task = unsafe { store.dump(vec![hash(block); shards.len()], shards, &addresses, 0) }.unwrap();
         assert!(task.wait(Some(HANG)));
         task.failed().into_iter().map(|(_, kind)| kind).collect()
     }
