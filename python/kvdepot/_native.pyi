@@ -150,6 +150,7 @@ class Depot:
         *,
         skip: int,
         limit: int,
+        tiers: Sequence[str] | None = None,
         label: str = "",
     ) -> Claim:
         """Claims the longest hit over all groups and ranks. Its blocks are leased in the pool until released.
@@ -160,9 +161,14 @@ class Depot:
             hashes: the request's chained hashes, one per hash unit.
             skip: leading units that the engine already has (a multiple of every ``hashes_per_block``).
             limit: longest hit to return, in units.
+            tiers: names, as in the depot's pipeline, of the tiers that blocks may come from; ``None`` = all, empty =
+                the pool alone.
             label: what the engine calls the request, for ``kvdepot why``; the depot keeps its first 96 characters.
 
         Never raises for an operational failure: a claim on a dead or hung depot settles with no hit.
+
+        Raises:
+            ConfigError: the depot has no tier of that name.
         """
     def reset(self, namespaces: Sequence[Namespace]) -> None:
         """Moves namespaces to their next epoch: blocks dumped before are never served again, from any tier.

@@ -216,6 +216,7 @@ class Depot:
         *,
         skip: int = 0,
         limit: int | None = None,
+        tiers: Sequence[str] | None = None,
         label: str = "",
     ) -> Claim:
         """Claims the longest prefix of ``hashes`` of which all groups have what they need, and leases it.
@@ -229,19 +230,23 @@ class Depot:
             hashes: the request's chained hashes.
             skip: leading hashes that the caller already has, a multiple of every ``hashes_per_block``.
             limit: longest hit to return, in hashes; ``None`` = all.
+            tiers: names of the tiers that blocks may come from, as in the depot's ``pipeline``; ``None`` = all,
+                ``()`` = none. What is in the pool counts in any case.
             label: what the caller calls the request, for ``kvdepot why``; the depot keeps its first 96 characters.
 
         Returns:
             The claim, which may not have settled yet. A failure of the depot is a claim with no hit, and no exception.
 
         Raises:
-            ConfigError: there is no group, a group has no store, a number is out of range, or a hash is not 1 to 64
-                bytes long.
+            ConfigError: there is no group, a group has no store, a number is out of range, a hash is not 1 to 64 bytes
+                long, or the depot has no such tier.
             UnavailableError: a store is closed.
         """
         limit = len(hashes) if limit is None else limit
         spaces = checked_groups(groups, len(hashes), skip, limit)
-        return Claim(self._native.claim(spaces, hashes, skip=skip, limit=limit, label=label))
+        if isinstance(tiers, str):
+            raise ConfigError(f"tiers: must be several names or none, got {tiers!r}")
+        return Claim(self._native.claim(spaces, hashes, skip=skip, limit=limit, tiers=tiers, label=label))
 
     def reset(self, stores: Iterable[Store | Namespace]) -> None:
         """Makes every block dumped so far in these namespaces unreachable, in every tier, for everyone.

@@ -151,7 +151,7 @@ class Depot:
     def store(self, namespace, *, timeout_ms=30_000, copy_json="{}") -> "Store":
         return Store(self, namespace)
 
-    def claim(self, groups, hashes, *, skip, limit, label="") -> "Claim":
+    def claim(self, groups, hashes, *, skip, limit, tiers=None, label="") -> "Claim":
         assert isinstance(label, str)
         assert all(isinstance(h, bytes) for h in hashes)
         assert all(skip % per == 0 for _, _, per in groups)

@@ -125,7 +125,9 @@ def test_a_claim_brings_blocks_from_the_tiers(depot: kvdepot.Depot) -> None:
     for turn in range(16):
         dump(other, names(8, b"turn%d" % turn))
         assert depot.drain(WAIT_MS)
-    with depot.claim([store], hashes) as claim:
+    with depot.claim([store], hashes, tiers=()) as claim:
+        assert claim.wait(WAIT_MS) == kvdepot.Hit(settled=True, units=0, units_from_tier=0)
+    with depot.claim([store], hashes, tiers=["Posix"]) as claim:
         assert claim.wait(WAIT_MS) == kvdepot.Hit(settled=True, units=3, units_from_tier=3)
         times = claim.release(tell_times=True)
     assert times is not None
@@ -154,6 +156,8 @@ def test_mistakes_are_told_before_anything_is_claimed(depot: kvdepot.Depot) -> N
         ([store], {"skip": -1}, "skip: must be between"),
         ([wide], {"skip": 1}, "multiple of hashes_per_block"),
         ([store], {"limit": -1}, "limit: must be 0 or more"),
+        ([store], {"tiers": "Posix"}, "tiers: must be several names or none"),
+        ([store], {"tiers": ["Posix", "Tape"]}, "no such tier .*tier=Tape"),
         ([kvdepot.Group([store], window_blocks=-1)], {}, "window_blocks must be 0 or more"),
         ([kvdepot.Group([store], hashes_per_block=0)], {}, "hashes_per_block 1 or more"),
         ([kvdepot.Group(["a"])], {}, "nothing but stores"),  # type: ignore[list-item]

@@ -168,6 +168,7 @@ fn claim(session: &Session, namespace: NamespaceHandle) -> f64 {
         hashes: hashes(at, PLACES - at),
         skip: 0,
         limit: PLACES as u32,
+        tiers: None,
         label: "".into(),
     };
     let mut answer = session.handle(request);

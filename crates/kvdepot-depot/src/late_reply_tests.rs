@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use crossbeam_channel::{Receiver, unbounded};
 use kvdepot_core::hit::GroupShape;
-use kvdepot_core::machine::{ClaimGroup, Effects, Event, Fetched, NamespaceHandle, Request};
+use kvdepot_core::machine::{ClaimGroup, Effects, Event, Fetched, NamespaceHandle, Request, TierSet};
 use kvdepot_core::pipeline::PoolKind;
 use kvdepot_core::{BlockHash, BlockLayout, ErrorKind, NamespaceSpec};
 use kvdepot_tier::{Presence, ReadItem, Tier};
@@ -76,6 +76,7 @@ fn a_claim_that_is_answered_too_late_is_released() {
         hashes: hashes(),
         skip: 0,
         limit: BLOCKS as usize,
+        tiers: TierSet::ALL,
         deadline: runner.deadline(),
         patience: runner.deadline(),
         label: None,

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use kvdepot_core::machine::probe::{PROBE_KEYS_MAX, ProbeStep, RunProbe};
-use kvdepot_core::machine::{Location, NamespaceHandle, Owner, Settled, TierIndex};
+use kvdepot_core::machine::{Location, NamespaceHandle, Owner, Settled, TierIndex, TierSet};
 use kvdepot_core::{BlockKey, Error, ErrorKind, Result};
 use kvdepot_tier::{Presence as InTier, Tier};
 use smallvec::SmallVec;
@@ -108,19 +108,24 @@ impl Locator {
 
     /// Returns which tier holds each block, as far as that is known without I/O.
     pub(crate) fn locate(&self, keys: &[BlockKey]) -> Vec<Location> {
+        self.locate_among(keys, TierSet::ALL)
+    }
+
+    /// As [`Self::locate`], of these tiers. The others are not asked.
+    pub(crate) fn locate_among(&self, keys: &[BlockKey], among: TierSet) -> Vec<Location> {
         let mut locations = Vec::with_capacity(keys.len());
         // In pieces: a tier answers a batch under its own lock.
         for keys in keys.chunks(PROBE_KEYS_MAX) {
-            locations.extend(self.locate_some(keys));
+            locations.extend(self.locate_some(keys, among));
         }
         locations
     }
 
-    fn locate_some(&self, keys: &[BlockKey]) -> Vec<Location> {
+    fn locate_some(&self, keys: &[BlockKey], among: TierSet) -> Vec<Location> {
         let mut locations = vec![Location::Absent; keys.len()];
         let mut open: Vec<usize> = (0..keys.len()).collect();
         let (mut asked, mut answers) = (Vec::new(), Vec::new());
-        for (index, tier) in self.tiers.iter().enumerate() {
+        for (index, tier) in self.tiers.iter().enumerate().filter(|&(index, _)| among.has(index)) {
             if open.is_empty() {
                 break;
             }
@@ -341,7 +346,7 @@ impl Locator {
     /// Finds out by I/O how long a run of existing blocks is. Waits, within limits. Returns whether a tier did not answer
     /// about the block that ends it.
     pub(crate) fn probe_run(&self, keys: &[BlockKey], locations: &mut [Location]) -> bool {
-        let mut probe = RunProbe::new(self.tiers.len());
+        let mut probe = RunProbe::new(self.tiers.len(), TierSet::ALL);
         while let ProbeStep::Ask { tier, from, end } = probe.next(locations) {
             let unknown = (from..end).filter(|&i| !matches!(locations[i], Location::Tier(_)));
             let asked: Vec<BlockKey> = unknown.map(|i| keys[i]).collect();

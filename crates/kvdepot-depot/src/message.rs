@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use crate::pool::PoolRegion;
 
 /// Version of the local door; both sides must have the same.
-pub const PROTOCOL_VERSION: u32 = 12;
+pub const PROTOCOL_VERSION: u32 = 13;
 /// First field of the first frame. Other values do not come from a client of ours.
 pub const HELLO_MAGIC: u64 = 0x3154_4f50_4544_564b;
 /// The id of a frame that answers no request.
@@ -99,13 +99,15 @@ pub enum Request<'a> {
         hashes: Hashes<'a>,
     },
     /// Find and lease the longest hit. The claim is over the hashes of the `ClaimHashes` frames directly before it,
-    /// then these. `label`: what the client calls the request, for who asks why it was a miss.
+    /// then these. `tiers`: names of those that its blocks may come from; `None` = all, empty = the pool alone. `label`: what
+    /// the client calls the request, for who asks why it was a miss.
     ClaimOpen {
         groups: Vec<ClaimGroup>,
         #[serde(borrow)]
         hashes: Hashes<'a>,
         skip: u32,
         limit: u32,
+        tiers: Option<Vec<String>>,
         label: Cow<'a, str>,
     },
     /// The state of a claim; `settle` settles it with the blocks that have arrived.

@@ -221,7 +221,7 @@ impl Runner {
                 self.openings.close_if_unknown(&self.locator, forgotten.root);
             }
             for question in effects.questions {
-                let locations = self.locator.locate(&question.keys);
+                let locations = self.locator.locate_among(&question.keys, question.tiers);
                 todo.push_back(Event::Located { ask: question.ask, locations });
             }
             let is_late = |deadline: Instant| !effects.again.is_empty() && Instant::now() >= deadline;

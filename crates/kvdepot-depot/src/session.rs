@@ -13,7 +13,7 @@ use kvdepot_core::limits::{
     NAMESPACES_MAX,
 };
 use kvdepot_core::machine::{
-    self, Event, Location, Opened, Outcome, Progress, Reply, Request as Ask, Reserve, ShardSet,
+    self, Event, Location, Opened, Outcome, Progress, Reply, Request as Ask, Reserve, ShardSet, TierSet,
 };
 use kvdepot_core::{BlockHash, Error, ErrorKind, NamespaceId, Result};
 use parking_lot::{Mutex, MutexGuard};
@@ -202,8 +202,9 @@ impl Session {
                 self.prefetch(namespace, &hashes)?;
                 Response::Ok
             }
-            Request::ClaimOpen { groups, hashes, skip, limit, label } => {
-                self.open_claim(&groups, ahead, &hashes, skip, limit, &label)?
+            Request::ClaimOpen { groups, hashes, skip, limit, tiers, label } => {
+                let tiers = self.tiers_named(tiers.as_deref())?;
+                self.open_claim(&groups, (ahead, &hashes), (skip, limit), tiers, &label)?
             }
             Request::ClaimPoll { claim, settle } => self.ask_claim(Ask::ClaimPoll { claim, settle })?,
             Request::ClaimDecline { claim } => self.ask_claim(Ask::ClaimDecline { claim })?,
@@ -430,13 +431,26 @@ impl Session {
         })
     }
 
+    /// Returns the tiers of these names, as a pipeline spells them; `None` = all.
+    fn tiers_named(&self, names: Option<&[String]>) -> Result<TierSet> {
+        let Some(names) = names else { return Ok(TierSet::ALL) };
+        let tiers = &self.runner.locator.tiers;
+        names.iter().try_fold(TierSet::NONE, |set, name| {
+            let index = tiers.iter().position(|tier| tier.name().eq_ignore_ascii_case(name));
+            index.map(|index| set.with(index)).ok_or_else(|| {
+                Error::new(ErrorKind::Config, "the depot's pipeline has no such tier")
+                    .with("tier", name)
+                    .with("pipeline", &self.runner.config.pipeline)
+            })
+        })
+    }
+
     fn open_claim(
         &self,
         groups: &[ClaimGroup],
-        mut ahead: Ahead,
-        hashes: &Hashes<'_>,
-        skip: u32,
-        limit: u32,
+        (mut ahead, hashes): (Ahead, &Hashes<'_>),
+        (skip, limit): (u32, u32),
+        tiers: TierSet,
         label: &str,
     ) -> Result<Response> {
         let bad = |what: &str| Error::new(ErrorKind::Protocol, what.to_owned());
@@ -474,7 +488,7 @@ impl Session {
         let runner = &self.runner;
         let (deadline, patience) = (runner.deadline(), runner.config.timeout_ms * 1_000_000);
         let label = (!label.is_empty()).then(|| label.chars().take(CLAIM_LABEL_CHARS_MAX).collect());
-        self.ask_claim(Ask::ClaimOpen { groups, hashes, skip, limit, deadline, patience, label })
+        self.ask_claim(Ask::ClaimOpen { groups, hashes, skip, limit, tiers, deadline, patience, label })
     }
 
     /// Makes a request that is answered by a claim's progress, which another thread may make.

@@ -6,8 +6,8 @@ use std::time::Duration;
 use kvdepot_copy::EngineSpec;
 use kvdepot_core::NamespaceSpec;
 use kvdepot_depot::client::{
-    Attachment, ClaimGroupSpec, DeviceEngine, Followed, Follower as CoreFollower, QueueDepths,
-    Store as CoreStore,
+    Attachment, Claim as CoreClaim, ClaimGroupSpec, DeviceEngine, Followed, Follower as CoreFollower,
+    QueueDepths, Store as CoreStore,
 };
 use kvdepot_depot::{Depot as CoreDepot, DepotConfig};
 use kvdepot_io::fork::OfProcess;
@@ -148,7 +148,8 @@ impl Depot {
         Ok(Store::new(store.or_raise()?))
     }
 
-    #[pyo3(signature = (groups, hashes, *, skip, limit, label = ""))]
+    #[expect(clippy::too_many_arguments, reason = "Python names them")]
+    #[pyo3(signature = (groups, hashes, *, skip, limit, tiers = None, label = ""))]
     fn claim(
         &self,
         py: Python<'_>,
@@ -156,6 +157,7 @@ impl Depot {
         #[pyo3(from_py_with = hashes)] hashes: Vec<kvdepot_core::BlockHash>,
         skip: u32,
         limit: u32,
+        tiers: Option<Vec<String>>,
         label: &str,
     ) -> PyResult<Claim> {
         let attachment = self.attachment()?;
@@ -167,8 +169,8 @@ impl Depot {
                 hashes_per_block,
             })
             .collect();
-        let claim = py
-            .detach(|| kvdepot_depot::client::Claim::open(&attachment, &groups, &hashes, skip, limit, label));
+        let (range, tiers) = ((skip, limit), tiers.as_deref());
+        let claim = py.detach(|| CoreClaim::open_from(&attachment, &groups, &hashes, range, tiers, label));
         Ok(Claim::new(claim.or_raise()?))
     }
 

@@ -81,7 +81,14 @@ fn requests_about_nothing_fail_and_the_connection_goes_on() {
         Request::Lookup { namespace: 0, hashes: Hashes(vec![1u8; 33].into()) },
         Request::LookupPrefix { namespaces: vec![4_000_000], hashes: hashes() },
         Request::Prefetch { namespace: 9, hashes: hashes() },
-        Request::ClaimOpen { groups: vec![], hashes: hashes(), skip: 0, limit: 2, label: "".into() },
+        Request::ClaimOpen {
+            groups: vec![],
+            hashes: hashes(),
+            skip: 0,
+            limit: 2,
+            tiers: None,
+            label: "".into(),
+        },
         Request::ClaimPoll { claim: 5, settle: true },
         Request::ClaimRelease { claim: u64::MAX, tell_times: true },
         Request::Reserve { namespace: 1, hashes: hashes(), priority: Priority::Normal },
@@ -146,7 +153,14 @@ fn a_claim_that_ends_inside_a_block_is_cut_to_whole_blocks() {
     for window_blocks in [0, 1] {
         let group = ClaimGroup { namespaces: vec![0], window_blocks, hashes_per_block: 2 };
         let hashes = Hashes(hashes.clone().into());
-        let open = Request::ClaimOpen { groups: vec![group], hashes, skip: 0, limit: 5, label: "".into() };
+        let open = Request::ClaimOpen {
+            groups: vec![group],
+            hashes,
+            skip: 0,
+            limit: 5,
+            tiers: None,
+            label: "".into(),
+        };
         let mut answer = say(&mut socket, &encode(2, &open).unwrap());
         while let Some(Response::Claim { claim, settled: false, .. }) = answer {
             answer = say(&mut socket, &encode(3, &Request::ClaimPoll { claim, settle: false }).unwrap());

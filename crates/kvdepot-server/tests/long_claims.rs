@@ -80,6 +80,7 @@ fn a_claim_over_too_many_hashes_is_refused_and_the_connection_goes_on() {
         hashes: Hashes(vec![1; 16].into()),
         skip: 0,
         limit: u32::MAX,
+        tiers: None,
         label: "".into(),
     };
     let frame = vec![1u8; BATCH_HASHES_MAX * 16];

@@ -1,6 +1,6 @@
 //! What requests asked for, until their replies come.
 
-use kvdepot_core::machine::Owner;
+use kvdepot_core::machine::{Owner, TierSet};
 use kvdepot_core::{BlockKey, LeaseId};
 
 use crate::client::Wish;
@@ -46,6 +46,8 @@ pub(crate) enum Asked {
     Claim(Wish),
     /// A claim, and the time of the request: its patience counts from then, however late the reply comes.
     Poll(u64, u64),
+    /// When a claim that may be loaded from these tiers got how far.
+    Times(TierSet),
     Drain {
         writes: Vec<u64>,
     },

@@ -1,6 +1,6 @@
 //! Clients' operations with claims.
 
-use kvdepot_core::machine::{ClaimGroup, Request};
+use kvdepot_core::machine::{ClaimGroup, Request, TierSet};
 use kvdepot_core::{GroupShape, NamespaceId};
 
 use crate::asked::Asked;
@@ -68,6 +68,7 @@ impl World {
             hashes: (0..units).map(|unit| specs::hash(prompt, unit)).collect(),
             skip,
             limit: self.rng.between(skip, units),
+            tiers: self.drawn_tiers(),
             spaces,
             opened_at: self.at,
             opened: self.now,
@@ -94,6 +95,7 @@ impl World {
             hashes: wish.hashes.clone(),
             skip: wish.skip,
             limit: wish.limit,
+            tiers: wish.tiers,
             deadline: wish.deadline,
             patience: wish.patience,
             label: None,
@@ -185,6 +187,10 @@ impl World {
         let claim = claims.remove(at);
         if let Some(units) = claim.settled {
             self.check_held(&claim.wish, units)?;
+        }
+        if claim.wish.tiers != TierSet::ALL {
+            let times = Request::ClaimTimes { claim: id };
+            self.request_of(Some(client), times, Asked::Times(claim.wish.tiers))?;
         }
         self.request_of(Some(client), Request::ClaimRelease { claim: id }, Asked::Done)?;
         Ok(())

@@ -57,6 +57,7 @@ pub(crate) struct Wish {
     pub(crate) hashes: Vec<BlockHash>,
     pub(crate) skip: usize,
     pub(crate) limit: usize,
+    pub(crate) tiers: kvdepot_core::machine::TierSet,
     /// Namespaces that the keys of each group and rank carried when it was opened.
     pub(crate) spaces: Vec<Vec<kvdepot_core::NamespaceId>>,
     pub(crate) opened_at: usize,

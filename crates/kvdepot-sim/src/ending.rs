@@ -2,7 +2,7 @@
 //! known in advance.
 
 use kvdepot_core::BlockKey;
-use kvdepot_core::machine::{Event, Request};
+use kvdepot_core::machine::{Event, Request, TierSet};
 
 use crate::asked::Asked;
 use crate::client::{Client, Wish};
@@ -249,9 +249,10 @@ impl World {
         Ok(())
     }
 
-    /// Returns whether the pool or a tier has a block.
-    fn is_there(&self, key: &BlockKey) -> bool {
-        let mut tiers = self.tiers.iter().enumerate().filter(|(tier, _)| self.answers_reads(*tier));
+    /// Returns whether the pool or one of these tiers has a block.
+    fn is_there(&self, key: &BlockKey, among: TierSet) -> bool {
+        let tiers = self.tiers.iter().enumerate().filter(|(tier, _)| among.has(*tier));
+        let mut tiers = tiers.filter(|(tier, _)| self.answers_reads(*tier));
         self.presence.contains(key) || tiers.any(|(_, tier)| tier.holds(key))
     }
 
@@ -259,9 +260,11 @@ impl World {
     fn calm_claim(&mut self) -> Result<(), Fail> {
         let wish = self.wish();
         self.know_all(&wish)?;
-        let wish = Wish { spaces: self.ids_of(&wish.groups), ..wish };
+        // What is leased in a tier's memory is that tier's, and is seen like what is in the pool.
+        let tiers = if self.lender().is_some() { TierSet::ALL } else { wish.tiers };
+        let wish = Wish { spaces: self.ids_of(&wish.groups), tiers, ..wish };
         let damaged = wish.needed_all().iter().any(|key| self.tiers.iter().any(|tier| tier.is_damaged(key)));
-        let best = wish.hit(|key| self.is_there(key));
+        let best = wish.hit(|key| self.is_there(key, tiers));
         let fits = wish.pages(best) * 100 <= self.plan.shape.pool_pages_max * CLAIM_SHARE;
         let written_late = self.machine.counters().late_write_blocks;
         let mut owner = self.number();
@@ -285,7 +288,7 @@ impl World {
         };
         // Blocks that the claim fetches push cold blocks down, and a full tier evicts for them, possibly blocks of the
         // claim.
-        let still = wish.hit(|key| self.is_there(key)).min(best);
+        let still = wish.hit(|key| self.is_there(key, tiers)).min(best);
         // While cold blocks are written they take space, and the claim gets the rest.
         let shared = self.machine.counters().late_write_blocks != written_late;
         if units > best || (fits && !damaged && !shared && units < still) {

@@ -33,6 +33,8 @@ pub enum Rule {
     Regions,
     /// Reports about blocks that went, and about claims that missed some, are true.
     Misses,
+    /// No tier serves a claim that may not be loaded from it.
+    Choices,
     /// The machine's own totals.
     Totals,
     /// The machine or the simulation panicked.

@@ -7,6 +7,7 @@
 #![forbid(unsafe_code)]
 
 mod asked;
+mod chosen;
 mod claiming;
 mod client;
 mod ending;

@@ -17,11 +17,14 @@ impl World {
                 return fail(Rule::Misses, format!("{} is reported as {fate:?}, but is there", name(key)));
             }
         }
-        for Missed { key, asked, hit, short, namespaces, .. } in &out.missed {
+        for Missed { key, asked, hit, short, namespaces, tiers, .. } in &out.missed {
             self.reached.insert("missed");
             if hit >= asked || !namespaces.contains(&key.namespace) {
                 let what = format!("{} is missed by a claim of {hit} of {asked} blocks", name(key));
                 return fail(Rule::Misses, what);
+            }
+            if *short == Short::Excluded && tiers.has_all(self.tiers.len()) {
+                return fail(Rule::Misses, format!("{} is reported as excluded, and nothing is", name(key)));
             }
             if *short == Short::Absent && self.presence.contains(key) {
                 return fail(Rule::Misses, format!("{} is reported as absent, but is there", name(key)));

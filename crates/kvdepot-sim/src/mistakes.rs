@@ -103,11 +103,13 @@ pub enum Mistake {
     HungReadLetGo,
     /// The slot of a client that is late with its dump is used again, although the client may still copy into it.
     LateFillLetGo,
+    /// A read that failed goes on in a tier that its claims exclude.
+    ReadGoesOnAnywhere,
 }
 
 impl Mistake {
     /// All of them.
-    pub const ALL: [Self; 49] = [
+    pub const ALL: [Self; 50] = [
         Self::SealedEarly,
         Self::LeaseKept,
         Self::NoQuarantine,
@@ -157,6 +159,7 @@ impl Mistake {
         Self::HungWriteLetGo,
         Self::HungReadLetGo,
         Self::LateFillLetGo,
+        Self::ReadGoesOnAnywhere,
     ];
 
     /// Returns the mistake with that name.
@@ -204,6 +207,7 @@ impl Mistake {
             Self::HungWriteLetGo => Some(Flaw::HungWriteLetGo),
             Self::HungReadLetGo => Some(Flaw::HungReadLetGo),
             Self::LateFillLetGo => Some(Flaw::LateFillLetGo),
+            Self::ReadGoesOnAnywhere => Some(Flaw::ReadGoesOnAnywhere),
             _ => None,
         }
     }

@@ -1,6 +1,6 @@
 //! Requests that no correct client sends: they are refused, and do not affect others.
 
-use kvdepot_core::machine::{ClaimGroup, Event, RemovalId, Request, Reserve, ShardSet};
+use kvdepot_core::machine::{ClaimGroup, Event, RemovalId, Request, Reserve, ShardSet, TierSet};
 use kvdepot_core::{BlockKey, GroupShape, LeaseId};
 
 use crate::asked::Asked;
@@ -89,6 +89,7 @@ impl World {
             hashes,
             skip: [0, 1, usize::MAX][self.rng.below(3)],
             limit: [0, 2, usize::MAX][self.rng.below(3)],
+            tiers: TierSet::ALL,
             deadline: 0,
             patience: 0,
             label: None,

@@ -60,6 +60,7 @@ impl World {
             1 | 2 => self.read_damaged()?,
             3 | 5 => self.remove_claimed(rng.below(100))?,
             4 => self.claim_together(rng.below(100))?,
+            6..=11 => self.claim_from_tiers()?,
             _ => {}
         }
         self.rng = Rng::new(seed);

@@ -46,10 +46,12 @@ pub enum Feature {
     Priorities,
     Crowds,
     Leases,
+    Choices,
 }
 
 /// All features, in the order in which shrinking tries to disable them.
-pub const FEATURES: [Feature; 32] = [
+pub const FEATURES: [Feature; 33] = [
+    Feature::Choices,
     Feature::Leases,
     Feature::Crowds,
     Feature::Wishes,
@@ -249,6 +251,9 @@ impl Plan {
         if Rng::new(seed ^ 0x1EA5_E500).chance(50) {
             features = features.without(Feature::Leases);
         }
+        if Rng::new(seed ^ 0xC401_CE50).chance(50) {
+            features = features.without(Feature::Choices);
+        }
         let drawn_above = [
             Feature::Forgetting,
             Feature::KeptPools,
@@ -257,6 +262,7 @@ impl Plan {
             Feature::Priorities,
             Feature::Crowds,
             Feature::Leases,
+            Feature::Choices,
         ];
         for feature in FEATURES.into_iter().filter(|feature| !drawn_above.contains(feature)) {
             let off = if feature == Feature::Crashes { 50 } else { 25 };

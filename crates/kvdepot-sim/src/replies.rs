@@ -65,6 +65,7 @@ impl World {
         let owner = client.map_or(0, |client| self.clients[client].owner);
         let waits = asked.waits();
         (self.asking, self.last_reply) = (token, None);
+        self.note_wanted(&request);
         let wish = client.zip(asked.pages()).map(|(client, pages)| self.wished(client, pages));
         self.waiting.insert(token, Waiting { owner, asked });
         self.feed_and_answer(Event::Request { token, owner, request })?;
@@ -136,6 +137,8 @@ impl World {
                 for (key, outcome) in keys.into_iter().zip(outcomes) {
                     if let Outcome::Leased(leased) = outcome {
                         self.shown(client, key, leased, false)?;
+                    } else {
+                        self.load_goes_on(key);
                     }
                 }
             }
@@ -169,6 +172,7 @@ impl World {
                     self.progressed(client, progress)?;
                 }
             }
+            (Asked::Times(tiers), Reply::ClaimTimes(times)) => self.check_came(tiers, &times.tiers)?,
             (Asked::Drain { writes }, Reply::Drained(over)) => {
                 if over
                     && let Some((number, key)) =

@@ -181,7 +181,7 @@ impl World {
             (Err(Error::new(ErrorKind::Unavailable, "a tier is off")), None)
         } else if self.now > deadline && self.rng.chance(50) {
             (Err(Error::new(ErrorKind::Timeout, "a read took too long")), None)
-        } else if self.luck(Feature::ReadErrors, 8) {
+        } else if self.luck(Feature::ReadErrors, 8) || self.chosen_read_fails(key) {
             (Err(Error::new(ErrorKind::Io, "a read failed")), None)
         } else {
             let read = self.tiers[tier].read(key, begun, &mut self.rng);

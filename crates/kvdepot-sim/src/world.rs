@@ -6,11 +6,12 @@ use std::sync::Arc;
 use kvdepot_core::limits::BLOCK_ALIGN_BYTES;
 use kvdepot_core::machine::{
     Ask, Command, Effects, Event, Job, Location, Machine, NamespaceHandle, Nanos, Opened, PoolConfig,
-    RemovalId, Reply, Request, Token,
+    RemovalId, Reply, Request, TierSet, Token,
 };
 use kvdepot_core::{BlockHash, BlockKey, NamespaceId, eviction};
 
 use crate::asked::{Asked, Waiting};
+use crate::chosen::Wanted;
 use crate::client::{Client, Hold, NO_HANDLE};
 use crate::fail::{Fail, Rule, fail};
 use crate::given::{Given, Placed};
@@ -65,6 +66,8 @@ pub(crate) struct World {
     pub(crate) rng: Rng,
     /// Draws which blocks tiers report that they will evict.
     pub(crate) cooling: Rng,
+    /// Draws the tiers of claims.
+    pub(crate) choices: Rng,
     pub(crate) machine: Machine,
     pub(crate) now: Nanos,
     /// The current operation.
@@ -107,6 +110,8 @@ pub(crate) struct World {
     pub(crate) opened: Vec<Opened>,
     /// What the tiers were given.
     pub(crate) given: Given,
+    /// What requests wanted from which tiers.
+    pub(crate) wanted: Wanted,
     /// State that the tiers' placements depend on.
     pub(crate) placed: Placed,
     /// Blocks that a walk over the pool has found.
@@ -140,6 +145,7 @@ impl World {
             mistake,
             rng: Rng::new(plan.seed),
             cooling: Rng::new(plan.seed ^ 0xC001_DEED),
+            choices: Rng::new(plan.seed ^ 0x7_1E45),
             machine: machine(plan, mistake),
             given: Given::new(plan.shape.tiers.len()),
             now: 1_000_000_000,
@@ -169,6 +175,7 @@ impl World {
             ledger: SimLedger::default(),
             hold: None,
             opened: Vec::new(),
+            wanted: Wanted::default(),
             placed: Placed::default(),
             listed: Vec::new(),
             next_listed: None,
@@ -285,6 +292,9 @@ impl World {
             if !changed {
                 return fail(Rule::Presence, format!("{} became visible={visible} twice", name(&key)));
             }
+            if visible {
+                self.wanted_has_come(&key);
+            }
         }
         self.check_missed(&out)?;
         self.write_ledger(out.proofs)?;
@@ -300,10 +310,12 @@ impl World {
                 self.write_times.insert(self.commands_ever, self.now);
             }
             self.note(|| format!("      command {}", show_command(&command)));
+            self.check_wanted(&command)?;
             self.outbox.push_back((self.commands_ever, command));
         }
         for question in out.questions {
-            let locations = self.locate_to_read(&question.keys);
+            self.check_question(question.tiers, &question.keys)?;
+            let locations = self.locate_to_read(&question.keys, question.tiers);
             self.answers.push(Answer { ask: question.ask, locations });
         }
         self.jobs.extend(out.again);
@@ -339,8 +351,9 @@ impl World {
     }
 
     /// Like `locate`, without the tier that answers no reads now.
-    fn locate_to_read(&self, keys: &[BlockKey]) -> Vec<Location> {
-        let of = |key| crate::tier::locate(&self.tiers, key, |tier| self.answers_reads(tier));
+    fn locate_to_read(&self, keys: &[BlockKey], among: TierSet) -> Vec<Location> {
+        let answers = |tier| among.has(tier) && self.answers_reads(tier);
+        let of = |key| crate::tier::locate(&self.tiers, key, answers);
         keys.iter().map(of).collect()
     }
 
@@ -439,6 +452,7 @@ impl World {
         self.machine = machine(&self.plan, self.mistake);
         self.given = Given::new(self.plan.shape.tiers.len());
         self.interrupted = Interrupted::default();
+        self.wanted = Wanted::default();
         self.clients.iter_mut().for_each(|client| client.near = None);
         self.removals_ended.clear();
     }

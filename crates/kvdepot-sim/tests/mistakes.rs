@@ -284,3 +284,8 @@ fn the_slot_of_a_hung_read_used_again() {
 fn the_slot_of_a_late_dump_used_again() {
     finds(Mistake::LateFillLetGo, &[Rule::Owners, Rule::Panic, Rule::Bytes]);
 }
+
+#[test]
+fn a_read_that_goes_on_in_a_tier_that_its_claims_exclude() {
+    finds(Mistake::ReadGoesOnAnywhere, &[Rule::Choices]);
+}

@@ -44,6 +44,7 @@ fn every_seed_keeps_all_promises() {
     }
     let expected = [
         "asked in pieces",
+        "came from chosen tiers",
         "claimed together",
         "closed",
         "cold",

@@ -38,6 +38,7 @@ REASONS: Mapping[str, str] = {
     "forgotten": "the depot dropped its namespace to make room for others, and no tier had it",
     "removed": "a client removed it",
     "over_budget": "a tier's budget of written bytes was used up, and it left the pool",
+    "excluded": "neither the pool nor a tier that the request allows has it; the others were not asked",
 }
 """What each reason of a depot means, in the words of this command."""
 

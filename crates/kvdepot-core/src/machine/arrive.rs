@@ -32,7 +32,7 @@ impl Machine {
         let mut rooms = Rooms { catalog, pool, flow, counters };
         for waiter in waiters {
             match *waiter {
-                Waiter::Claim { id, place } => claims.arrived(&mut rooms, id, place, come),
+                Waiter::Claim { id, place, .. } => claims.arrived(&mut rooms, id, place, come),
                 Waiter::Load { token, place } => {
                     loads.arrived(&mut rooms, token, place, come.map(|come| come.slot))
                 }

@@ -22,7 +22,7 @@ pub(crate) use super::outcomes::Want;
 pub use super::catalog::NamespaceHandle;
 pub use super::outcomes::{Leased, Loaded, Outcome};
 pub use super::records::Owner;
-pub use super::tiers::TierIndex;
+pub use super::tiers::{TierIndex, TierSet};
 
 /// Time in nanoseconds since a moment of the caller's choice. It never decreases.
 pub type Nanos = u64;
@@ -132,6 +132,8 @@ pub struct Question {
     pub ask: Ask,
     /// The blocks.
     pub keys: Vec<BlockKey>,
+    /// The tiers that it is about.
+    pub tiers: TierSet,
 }
 
 /// Work that continues in the next step.
@@ -287,12 +289,14 @@ pub enum Request {
     /// Forgets at most [`super::REMOVE_BLOCKS`] blocks, in the pool and in the tiers that have them by `locations`. Reply:
     /// `Removed`, when tiers have forgotten those that are not being written, or could not.
     Remove { keys: Vec<BlockKey>, locations: Vec<Location> },
-    /// Finds and leases the longest hit. `label`: what its client calls it. Reply: `Claim`, when tiers have said what they hold.
+    /// Finds and leases the longest hit. `tiers`: those that its blocks may come from; the pool's always may. `label`: what
+    /// its client calls it. Reply: `Claim`, when tiers have said what they hold.
     ClaimOpen {
         groups: Vec<ClaimGroup>,
         hashes: Vec<BlockHash>,
         skip: usize,
         limit: usize,
+        tiers: TierSet,
         deadline: Nanos,
         patience: Nanos,
         label: Option<Box<str>>,

@@ -2,7 +2,7 @@
 //! forgot.
 
 use super::arrivals::Come;
-use super::event::{Command, Effects, Fetched, NamespaceHandle, Nanos, Now, Owner, TierIndex};
+use super::event::{Command, Effects, Fetched, NamespaceHandle, Nanos, Now, Owner, TierIndex, TierSet};
 use super::flaw::Flaw;
 use super::flow::ReadEnd;
 use super::loads::lease_slot;
@@ -67,7 +67,7 @@ impl Machine {
             match self.pool.insert_fetching(key, namespace.slot_bytes(), near, (tier, in_place)) {
                 Ok(slot) => {
                     self.pool.set_leased_ahead(slot);
-                    self.flow.read(slot, tier, deadline);
+                    self.flow.read(slot, tier, deadline, TierSet::ALL);
                 }
                 Err(NoRoom::Later) => return Ok(taken),
                 Err(NoRoom::Full(_)) => break,
@@ -146,8 +146,24 @@ impl Machine {
         }
         let for_nobody = demotions.is_reading(slot) && !pool.slot(slot).has_waiters();
         let end = flow.read_ended(pool, counters, tier, slot, outcome, for_nobody);
-        if end != ReadEnd::GoesOn {
+        if end == ReadEnd::GoesOn {
+            self.leave_excluding(slot, out);
+        } else {
             self.fetch_over(tier, slot, end == ReadEnd::Whole, for_nobody, out);
+        }
+    }
+
+    /// Tells claims that may not get a block from the tier that is asked for it now that it did not come.
+    fn leave_excluding(&mut self, slot: SlotId, out: &mut Effects) {
+        let Some(tier) = self.flow.reader(slot).filter(|_| !self.flaws.has(Flaw::ReadGoesOnAnywhere)) else {
+            return;
+        };
+        let waiters = self.pool.edit(slot, |slot| slot.take_waiters_without(tier));
+        let first = waiters.len().min(self.pace.waiters);
+        self.lease_to(&waiters[..first], None);
+        self.answer(&waiters[..first], out);
+        if waiters.len() > first {
+            self.tell_later(None, waiters, first, out);
         }
     }
 

@@ -77,6 +77,8 @@ pub enum Flaw {
     LateFillLetGo,
     /// More of a tier's memory is leased than may be.
     LeasedShareIgnored,
+    /// A read that failed goes on in the next tier, whichever its claims allow.
+    ReadGoesOnAnywhere,
 }
 
 /// The mistake of a machine, if it has one.

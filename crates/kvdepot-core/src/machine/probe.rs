@@ -1,7 +1,7 @@
 //! Probes tiers by I/O for the length of a run of blocks. Tiers hold parts of a run in turn, and each continues where
 //! the one before had to stop.
 
-use super::event::{Location, TierIndex};
+use super::event::{Location, TierIndex, TierSet};
 
 /// Blocks in one question to a tier.
 pub const PROBE_KEYS_MAX: usize = 4096;
@@ -26,6 +26,7 @@ pub enum ProbeStep {
 #[derive(Clone, Debug)]
 pub struct RunProbe {
     tiers: usize,
+    among: TierSet,
     next_tier: TierIndex,
     /// Whether any tier had a block since the first was last asked.
     found: bool,
@@ -38,9 +39,9 @@ pub struct RunProbe {
 }
 
 impl RunProbe {
-    /// A probe of as many tiers.
-    pub const fn new(tiers: usize) -> Self {
-        Self { tiers, next_tier: 0, found: false, asked: None, unanswered: false, ends_untold: false }
+    /// A probe of those of as many tiers that are in a set.
+    pub const fn new(tiers: usize, among: TierSet) -> Self {
+        Self { tiers, among, next_tier: 0, found: false, asked: None, unanswered: false, ends_untold: false }
     }
 
     /// Whether a tier is to answer.
@@ -52,16 +53,17 @@ impl RunProbe {
     /// `Absent`, whether a tier reported that or did not answer.
     pub fn next(&mut self, locations: &mut [Location]) -> ProbeStep {
         let Some(from) = first_unknown(locations) else { return ProbeStep::Over };
-        if self.next_tier == self.tiers {
-            if !std::mem::replace(&mut self.found, false) {
-                locations[from] = Location::Absent;
-                self.ends_untold = self.unanswered;
-                return ProbeStep::Over;
-            }
-            (self.next_tier, self.unanswered) = (0, false);
+        let mut next = self.among.next(self.next_tier, self.tiers);
+        if next.is_none() && std::mem::replace(&mut self.found, false) {
+            next = self.among.next(0, self.tiers);
+            self.unanswered = false;
         }
-        let tier = self.next_tier;
-        self.next_tier += 1;
+        let Some(tier) = next else {
+            locations[from] = Location::Absent;
+            self.ends_untold = self.unanswered;
+            return ProbeStep::Over;
+        };
+        self.next_tier = tier + 1;
         let end = locations.len().min(from + PROBE_KEYS_MAX);
         self.asked = Some((tier, from, end));
         ProbeStep::Ask { tier, from, end }
@@ -96,7 +98,7 @@ mod tests {
 
     /// Runs a probe against tiers that hold the blocks where `held[tier][block]` is true.
     fn run(held: &[&[bool]], mut locations: Vec<Location>) -> (Vec<Location>, usize) {
-        let mut probe = RunProbe::new(held.len());
+        let mut probe = RunProbe::new(held.len(), TierSet::ALL);
         let mut asked = 0;
         while let ProbeStep::Ask { tier, from, end } = probe.next(&mut locations) {
             asked += 1;
@@ -119,7 +121,7 @@ mod tests {
 
     /// Whether a run ends untold, where tiers answer in this order.
     fn ends_untold(tiers: usize, mut locations: Vec<Location>, answers: &[Option<usize>]) -> bool {
-        let mut probe = RunProbe::new(tiers);
+        let mut probe = RunProbe::new(tiers, TierSet::ALL);
         let mut answers = answers.iter();
         while let ProbeStep::Ask { .. } = probe.next(&mut locations) {
             probe.answered(&mut locations, *answers.next().expect("no more questions"));
@@ -139,6 +141,22 @@ mod tests {
         assert!(!ends_untold(1, vec![Location::Tier(0), Location::Absent], &[]));
         let known_end = vec![Location::Unknown, Location::Unknown, Location::Absent];
         assert!(!ends_untold(2, known_end, &[None, Some(2)]), "its end was known");
+    }
+
+    #[test]
+    fn only_tiers_of_the_set_are_asked() {
+        let asked = |among| {
+            let (mut probe, mut locations) = (RunProbe::new(3, among), vec![Location::Unknown; 2]);
+            let mut asked = Vec::new();
+            while let ProbeStep::Ask { tier, .. } = probe.next(&mut locations) {
+                asked.push(tier);
+                probe.answered(&mut locations, Some(usize::from(asked.len() == 1)));
+            }
+            (asked, locations)
+        };
+        let some = TierSet::NONE.with(0).with(2);
+        assert_eq!(asked(some), (vec![0, 2, 0, 2], vec![Location::Tier(0), Location::Absent]));
+        assert_eq!(asked(TierSet::NONE), (vec![], vec![Location::Absent, Location::Unknown]));
     }
 
     #[test]

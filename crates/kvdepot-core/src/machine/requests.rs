@@ -142,12 +142,13 @@ impl Machine {
                 self.remove(token, &keys, &locations, out);
                 return Ok(());
             }
-            Request::ClaimOpen { groups, hashes, skip, limit, deadline, patience, label } => {
+            Request::ClaimOpen { groups, hashes, skip, limit, tiers, deadline, patience, label } => {
                 let now = self.now;
                 let named = groups.iter().flat_map(|group| &group.namespaces);
                 named.for_each(|&namespace| self.users.touch(namespace));
                 let (claims, mut rooms) = split(self);
-                let open = Open { token, owner, groups, hashes, skip, limit, now, deadline, patience, label };
+                let open =
+                    Open { token, owner, groups, hashes, skip, limit, tiers, now, deadline, patience, label };
                 return claims.open(&mut rooms, open, out);
             }
             Request::ClaimPoll { claim, settle } => {

@@ -8,7 +8,7 @@ use crate::limits::BLOCK_ALIGN_BYTES;
 use crate::runs::{IN_PLACE_AT, Run, Runs};
 
 use super::names::PoolKey;
-use super::tiers::TierMask;
+use super::tiers::{TierIndex, TierMask, TierSet};
 
 /// Slots in one chunk.
 const CHUNK: usize = 4096;
@@ -20,10 +20,20 @@ const NIL: SlotId = SlotId::MAX;
 /// A waiter for a block that a tier is reading.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Waiter {
-    /// A claim, and the index of its place.
-    Claim { id: u64, place: u32 },
+    /// A claim, the index of its place, and where its blocks may come from.
+    Claim { id: u64, place: u32, tiers: TierSet },
     /// A load, and the index of its block.
     Load { token: u64, place: u32 },
+}
+
+impl Waiter {
+    /// Returns the tiers that may deliver the block.
+    const fn tiers(&self) -> TierSet {
+        match self {
+            Self::Claim { tiers, .. } => *tiers,
+            Self::Load { .. } => TierSet::ALL,
+        }
+    }
 }
 
 /// One block in the pool. There are millions of them, so rarely used fields are in `Rare`.
@@ -305,6 +315,18 @@ impl Slot {
         self.rare.as_ref().is_some_and(|rare| !rare.waiters.is_empty())
     }
 
+    /// Returns the tiers that may deliver the block to one of its waiters.
+    pub(crate) fn waited_for_from(&self) -> TierSet {
+        let waiters = self.rare.iter().flat_map(|rare| &rare.waiters);
+        waiters.fold(TierSet::NONE, |tiers, waiter| tiers.or(waiter.tiers()))
+    }
+
+    /// Takes the waiters to which this tier may not deliver the block.
+    pub(crate) fn take_waiters_without(&mut self, tier: TierIndex) -> Vec<Waiter> {
+        let Some(rare) = &mut self.rare else { return Vec::new() };
+        rare.waiters.extract_if(.., |waiter| !waiter.tiers().has(tier)).collect()
+    }
+
     pub(crate) fn take_waiters(&mut self) -> Vec<Waiter> {
         let waiters = self.rare.as_mut().map_or_else(Vec::new, |rare| std::mem::take(&mut rare.waiters));
         self.rare.take_if(|rare| rare.runs.is_empty());
@@ -494,7 +516,8 @@ mod tests {
         let many = Slot::new(slot(1).key, Block::fetching(), &many, 1, true);
         for mut slot in [slot(3), many] {
             let runs = slot.runs();
-            let waiters = [Waiter::Load { token: 1, place: 2 }, Waiter::Claim { id: 3, place: 4 }];
+            let (load, tiers) = (Waiter::Load { token: 1, place: 2 }, TierSet::ALL);
+            let waiters = [load, Waiter::Claim { id: 3, place: 4, tiers }];
             waiters.iter().for_each(|&waiter| slot.add_waiter(waiter));
             assert_eq!((slot.runs(), slot.take_waiters()), (runs.clone(), waiters.to_vec()));
             assert_eq!((slot.runs(), slot.take_waiters()), (runs, Vec::new()));

@@ -268,6 +268,7 @@ pub(super) fn claim_of(namespace: NamespaceHandle, first: u64, count: u64) -> Re
         hashes: hashes(first, count),
         skip: 0,
         limit: count as usize,
+        tiers: TierSet::ALL,
         deadline: 1 << 40,
         patience: 1 << 40,
         label: None,

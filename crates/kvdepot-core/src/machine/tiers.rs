@@ -1,6 +1,6 @@
 //! Tiers by their positions in the pipeline, and sets of them.
 
-pub use crate::ids::TierIndex;
+pub use crate::ids::{TierIndex, TierSet};
 
 /// A set of tiers, one bit for each. A pipeline has at most eight.
 pub(crate) type TierMask = u8;

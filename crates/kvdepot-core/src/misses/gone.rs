@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::ids::{Owner, TierIndex};
+use crate::ids::{Owner, TierIndex, TierSet};
 use crate::key::{BlockKey, NamespaceId};
 
 /// What became of a block.
@@ -87,7 +87,8 @@ pub struct Gone {
 /// What kept a claim's hit from being longer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Short {
-    /// The block was neither in the pool nor in a tier, or was lost on its way: the ghosts know more.
+    /// The block was neither in the pool nor in a tier that the claim may be loaded from, or was lost on its way: the ghosts
+    /// know more.
     Absent,
     /// A client was storing it.
     BeingStored,
@@ -97,6 +98,8 @@ pub enum Short {
     NotWorthIt,
     /// The pool had no room for it.
     NoRoom,
+    /// A tier that the claim may not be loaded from had it in its memory, or was reading it.
+    Excluded,
 }
 
 /// A claim that found less than it asked for.
@@ -116,4 +119,6 @@ pub struct Missed {
     pub hit: usize,
     /// Why no more.
     pub short: Short,
+    /// The tiers that it may be loaded from.
+    pub tiers: TierSet,
 }

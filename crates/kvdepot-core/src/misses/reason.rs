@@ -40,11 +40,13 @@ pub enum Reason {
     Removed,
     /// A tier's budget of written bytes was used up.
     OverBudget,
+    /// It was in no place that the request may be loaded from; another tier may have it.
+    Excluded,
 }
 
 impl Reason {
     /// All of them, in the order in which they are counted.
-    pub const ALL: [Self; 17] = [
+    pub const ALL: [Self; 18] = [
         Self::NeverStored,
         Self::Evicted,
         Self::OtherNamespace,
@@ -62,6 +64,7 @@ impl Reason {
         Self::Forgotten,
         Self::Removed,
         Self::OverBudget,
+        Self::Excluded,
     ];
 
     /// Stable name: a metric's label.
@@ -84,6 +87,7 @@ impl Reason {
             Self::Forgotten => "forgotten",
             Self::Removed => "removed",
             Self::OverBudget => "over_budget",
+            Self::Excluded => "excluded",
         }
     }
 
@@ -95,6 +99,7 @@ impl Reason {
             Short::TooSlow => Some(Self::TooSlow),
             Short::NotWorthIt => Some(Self::NotWorthIt),
             Short::NoRoom => Some(Self::NoRoom),
+            Short::Excluded => Some(Self::Excluded),
         }
     }
 }

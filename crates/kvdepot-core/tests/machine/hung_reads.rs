@@ -6,6 +6,7 @@ use crate::lab::Lab;
 use kvdepot_core::hit::GroupShape;
 use kvdepot_core::machine::{
     ClaimGroup, Command, Event, Fetched, Location, Outcome, Progress, Reply, Request, Reserve, ShardSet,
+    TierSet,
 };
 use kvdepot_core::misses::Fate;
 use kvdepot_core::{BlockHash, Error, ErrorKind, SlotId};
@@ -31,9 +32,9 @@ fn lab(blocks: u64) -> Lab {
 fn claim_until(lab: &mut Lab, blocks: &[u8], deadline: u64) -> Progress {
     let shape = GroupShape { window_blocks: 0, units_per_block: 1 };
     let groups = vec![ClaimGroup { namespaces: vec![0], shape }];
-    let (skip, limit, patience, label) = (0, blocks.len(), 1 << 60, None);
+    let (skip, limit, patience, label, tiers) = (0, blocks.len(), 1 << 60, None, TierSet::ALL);
     let hashes = hashes(blocks);
-    let reply = lab.ask(Request::ClaimOpen { groups, hashes, skip, limit, deadline, patience, label });
+    let reply = lab.ask(Request::ClaimOpen { groups, hashes, skip, limit, tiers, deadline, patience, label });
     let Reply::Claim(progress) = reply else { panic!("no claim") };
     progress
 }

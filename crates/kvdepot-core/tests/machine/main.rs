@@ -3,6 +3,7 @@
 mod lab;
 
 mod ages;
+mod choice;
 mod claim_times;
 mod demotion;
 mod growth;

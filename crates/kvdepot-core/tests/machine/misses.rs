@@ -4,7 +4,7 @@
 use crate::lab::{Lab, claim_of};
 use kvdepot_core::machine::{
     ClaimGroup, Command, Event, Fetched, Location, Machine, Outcome, Placement, Progress, Reply, Request,
-    Reserve, ShardSet, Stored, WriteWhen,
+    Reserve, ShardSet, Stored, TierSet, WriteWhen,
 };
 use kvdepot_core::misses::{Fate, Gone, Missed, Short};
 use kvdepot_core::{BlockHash, Error, ErrorKind, GroupShape};
@@ -47,6 +47,7 @@ fn send_claim(lab: &mut Lab, hashes: &[u8], skip: usize) -> u64 {
         hashes: names(hashes),
         skip,
         limit: hashes.len(),
+        tiers: TierSet::ALL,
         deadline: 1 << 50,
         patience: 1 << 50,
         label: Some("a request".into()),
@@ -56,7 +57,7 @@ fn send_claim(lab: &mut Lab, hashes: &[u8], skip: usize) -> u64 {
 /// The only miss that was told: asked, hit, the first block that was not there, and why.
 fn only_miss(lab: &mut Lab) -> (usize, usize, u8, Short) {
     let missed = std::mem::take(&mut lab.missed);
-    let [Missed { owner: 1, label, key, namespaces, asked, hit, short }] = &missed[..] else {
+    let [Missed { owner: 1, label, key, namespaces, asked, hit, short, .. }] = &missed[..] else {
         panic!("not one miss: {missed:?}")
     };
     assert_eq!((label.as_deref(), &namespaces[..]), (Some("a request"), &[lab.spec.id(0)][..]));

@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used, reason = "a test fails where it cannot go on")]
 
 use crate::lab::{self, Lab};
-use kvdepot_core::machine::{ClaimGroup, Event, Location, Reply, Request, Stored};
+use kvdepot_core::machine::{ClaimGroup, Event, Location, Reply, Request, Stored, TierSet};
 use kvdepot_core::{BlockHash, Error, ErrorKind, GroupShape};
 
 #[test]
@@ -14,6 +14,7 @@ fn a_hit_of_nothing_needs_no_whole_blocks() {
         hashes: (0..6).map(|hash| BlockHash([hash; 16])).collect(),
         skip: 4,
         limit: 6,
+        tiers: TierSet::ALL,
         deadline: 1 << 40,
         patience: 1 << 40,
         label: None,
@@ -85,6 +86,7 @@ fn a_claim_whose_numbers_make_no_sense_is_refused() {
             hashes: vec![BlockHash([1; 16]); 2],
             skip,
             limit: usize::MAX,
+            tiers: TierSet::ALL,
             deadline: 1 << 40,
             patience: 1 << 40,
             label: None,
@@ -106,6 +108,7 @@ fn claims_that_have_ended_do_not_delay_the_deadlines_of_others() {
             hashes: vec![BlockHash([1; 16])],
             skip: 0,
             limit: 1,
+            tiers: TierSet::ALL,
             deadline,
             patience: 1 << 40,
             label: None,

@@ -37,6 +37,7 @@ struct Wanted {
     groups: Vec<ClaimGroupSpec>,
     hashes: Vec<BlockHash>,
     limit: u32,
+    tiers: Option<Vec<String>>,
     label: String,
 }
 
@@ -72,6 +73,22 @@ impl Claim {
         limit: u32,
         label: &str,
     ) -> Result<Self> {
+        Self::open_from(attachment, groups, hashes, (skip, limit), None, label)
+    }
+
+    /// Like [`Self::open`]. `tiers`: names of those that blocks may come from, as in the depot's pipeline; `None` = all,
+    /// empty = the pool alone.
+    ///
+    /// # Errors
+    /// `Config` also for a tier that the depot does not have.
+    pub fn open_from(
+        attachment: &Arc<Attachment>,
+        groups: &[ClaimGroupSpec],
+        hashes: &[BlockHash],
+        (skip, limit): (u32, u32),
+        tiers: Option<&[String]>,
+        label: &str,
+    ) -> Result<Self> {
         if groups.is_empty() || groups.iter().any(|g| g.namespaces.is_empty() || g.hashes_per_block == 0) {
             return Err(Error::new(
                 ErrorKind::Config,
@@ -100,18 +117,33 @@ impl Claim {
                 .nth(CLAIM_LABEL_CHARS_MAX)
                 .map_or(label, |(end, _)| &label[..end])
                 .into();
-            claim.wanted = Some(Wanted { groups: groups.to_vec(), hashes: hashes.to_vec(), limit, label });
-            claim.open_or_miss();
+            let chooses = tiers.is_some();
+            let (groups, hashes, tiers) = (groups.to_vec(), hashes.to_vec(), tiers.map(<[String]>::to_vec));
+            let outcome = claim.open_at_depot(Wanted { groups, hashes, limit, tiers, label });
+            match outcome {
+                Err(error) if chooses && error.kind() == ErrorKind::Config => {
+                    // No depot has it, so there is nothing to release.
+                    claim.generation = None;
+                    return Err(error);
+                }
+                outcome => claim.note(outcome),
+            }
         }
         Ok(claim)
     }
 
     fn open_or_miss(&mut self) {
-        let Some(wanted) = self.wanted.take() else { return };
+        if let Some(wanted) = self.wanted.take() {
+            let outcome = self.open_at_depot(wanted);
+            self.note(outcome);
+        }
+    }
+
+    fn open_at_depot(&mut self, wanted: Wanted) -> Result<()> {
         let outcome = self.ask_open(&wanted);
         self.openings += u32::from(outcome.is_ok());
         self.wanted = Some(wanted);
-        self.note(outcome);
+        outcome
     }
 
     /// Settles the claim without a hit after an error, unless another depot will know more.
@@ -129,7 +161,7 @@ impl Claim {
         }
     }
 
-    fn ask_open(&mut self, Wanted { groups, hashes, limit, label }: &Wanted) -> Result<()> {
+    fn ask_open(&mut self, Wanted { groups, hashes, limit, tiers, label }: &Wanted) -> Result<()> {
         let generation = self.attachment.generation()?;
         self.generation = Some(Arc::clone(&generation));
         let groups = groups
@@ -150,6 +182,7 @@ impl Claim {
             hashes,
             skip: self.skip,
             limit: *limit,
+            tiers: tiers.clone(),
             label: label.as_str().into(),
         };
         self.ask(ahead, request)

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use kvdepot_core::limits::CLAIM_LABEL_CHARS_MAX;
-use kvdepot_core::machine::{Location, Opened};
+use kvdepot_core::machine::{Location, Opened, TierSet};
 use kvdepot_core::{BlockHash, BlockKey, Error, ErrorKind, NamespaceSpec, Result};
 use serde_json::{Map, Value, json};
 
@@ -104,7 +104,7 @@ impl Locator {
                 (false, Location::Tier(tier)) => told["at"] = self.tiers[tier].name().into(),
                 (false, Location::Unknown | Location::Absent) => {
                     told["at"] = Value::Null;
-                    let why = self.why(key, &[opened.id], untold.contains(&i));
+                    let why = self.why(key, &[opened.id], TierSet::ALL, untold.contains(&i));
                     let others = self.elsewhere(key.hash, &[opened.id]);
                     let specs = others.iter().filter_map(|&id| self.directory.by_id(id));
                     told["other_namespaces"] = specs.map(|other| named.name(&other.spec)).collect();

@@ -3,6 +3,7 @@
 use std::sync::atomic::Ordering;
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use kvdepot_core::machine::{Opened, TierSet};
 use kvdepot_core::misses::{Ghost, Missed, Reason};
 use kvdepot_core::{BlockHash, BlockKey, NamespaceId};
 use kvdepot_tier::Presence as InTier;
@@ -49,16 +50,16 @@ fn log(unfound: &Unfound<'_>, label: Option<&str>, by: &str, reason: Reason) {
 impl Locator {
     /// A claim found less than it asked for.
     pub(crate) fn claim_missed(&self, missed: Missed) {
-        let Missed { owner, label, key, namespaces, asked, hit, short } = missed;
+        let Missed { owner, label, key, namespaces, asked, hit, short, tiers } = missed;
         let unfound = Unfound { owner, key, namespaces: &namespaces, asked, hit, untold: false };
-        let why =
-            Reason::of_claim(short).map_or_else(|| self.why(&key, &namespaces, unfound.untold), Why::from);
+        let why = Reason::of_claim(short)
+            .map_or_else(|| self.why(&key, &namespaces, tiers, unfound.untold), Why::from);
         self.missed(&unfound, label, "claim", &why);
     }
 
     /// A lookup found less than it asked for.
     pub(crate) fn lookup_missed(&self, unfound: &Unfound<'_>) {
-        let why = self.why(&unfound.key, unfound.namespaces, unfound.untold);
+        let why = self.why(&unfound.key, unfound.namespaces, TierSet::ALL, unfound.untold);
         self.missed(unfound, None, "lookup", &why);
     }
 
@@ -87,14 +88,24 @@ impl Locator {
         misses.last.lock().push(miss);
     }
 
-    /// Why a block of this key is not there, for a request of these namespaces. `untold`: a tier did not answer about it.
-    pub(super) fn why(&self, key: &BlockKey, namespaces: &[NamespaceId], untold: bool) -> Why {
+    /// Why a block of this key is not there, for a request of these namespaces and tiers. `untold`: a tier did not answer
+    /// about it.
+    pub(super) fn why(
+        &self,
+        key: &BlockKey,
+        namespaces: &[NamespaceId],
+        among: TierSet,
+        untold: bool,
+    ) -> Why {
         if untold {
             return Reason::TooSlow.into();
         }
-        let ghost = self.misses.find(key);
+        // What another tier has lost, it has lost for others.
+        let is_of_request = |ghost: &Ghost| ghost.tier.is_none_or(|tier| among.has(tier));
+        let ghost = self.misses.find(key).filter(is_of_request);
         // A tier that is down cannot say whether it has the block. Only what is remembered of that tier says more.
-        let down = self.tiers.iter().position(|tier| tier.is_down(key));
+        let mut tiers = self.tiers.iter().enumerate();
+        let down = tiers.find(|(index, tier)| among.has(*index) && tier.is_down(key)).map(|(index, _)| index);
         if let Some(tier) = down.filter(|&tier| ghost.is_none_or(|ghost| ghost.tier != Some(tier))) {
             let cause = Cause { reason: Reason::Unavailable, ghost: None, down: Some(tier) };
             return Why { cause, elsewhere: None };
@@ -102,12 +113,16 @@ impl Locator {
         if let Some(ghost) = ghost {
             return ghost.into();
         }
-        if self.directory.by_id(key.namespace).is_some_and(|opened| !opened.has_epoch_id) {
+        let is_provisional = |opened: Opened| !opened.has_epoch_id;
+        if among != TierSet::NONE && self.directory.by_id(key.namespace).is_some_and(is_provisional) {
             // Tiers are not asked for it, because one of them has not answered about the namespace.
             return Reason::TooSlow.into();
         }
         if let Some(why) = self.why_of_reset(key) {
             return why;
+        }
+        if !among.has_all(self.tiers.len()) {
+            return Reason::Excluded.into();
         }
         let elsewhere = self.elsewhere(key.hash, namespaces).into_iter().next();
         let reason = if elsewhere.is_some() { Reason::OtherNamespace } else { Reason::NeverStored };
@@ -151,7 +166,6 @@ mod tests {
     use std::sync::Arc;
     use std::time::Duration;
 
-    use kvdepot_core::machine::Opened;
     use kvdepot_core::{BlockLayout, NamespaceSpec};
 
     use super::*;

@@ -43,7 +43,14 @@ impl Lab {
         let groups =
             vec![ClaimGroup { namespaces: vec![self.namespace], window_blocks: 0, hashes_per_block: 1 }];
         let hashes = Hashes([[0; 16], [1; 16]].concat().into());
-        match session.handle(Request::ClaimOpen { groups, hashes, skip: 0, limit: 2, label: "".into() }) {
+        match session.handle(Request::ClaimOpen {
+            groups,
+            hashes,
+            skip: 0,
+            limit: 2,
+            tiers: None,
+            label: "".into(),
+        }) {
             Response::Claim { claim, settled: false, .. } => claim,
             other => panic!("{other:?}"),
         }

@@ -66,8 +66,14 @@ fn claims_copies_and_hits_of_a_namespace_are_counted() {
     assert_eq!(counted(&stats(), "load"), (1, 3 * BLOCK_BYTES));
 
     let group = ClaimGroup { namespaces: vec![namespace], window_blocks: 0, hashes_per_block: 1 };
-    let claim =
-        Request::ClaimOpen { groups: vec![group], hashes: hashes(5), skip: 0, limit: 5, label: "".into() };
+    let claim = Request::ClaimOpen {
+        groups: vec![group],
+        hashes: hashes(5),
+        skip: 0,
+        limit: 5,
+        tiers: None,
+        label: "".into(),
+    };
     let claimed = session.handle(claim);
     assert!(matches!(claimed, Response::Claim { settled: true, units: 3, .. }), "{claimed:?}");
     let found = session.handle(Request::LookupPrefix { namespaces: vec![namespace], hashes: hashes(2) });
@@ -99,8 +105,14 @@ fn a_claim_that_is_final_after_a_reset_counts_for_its_namespace() {
     let opened = session.handle(Request::OpenNamespace { canonical: spec.canonical().into() });
     let Response::Namespace { handle: namespace, .. } = opened else { panic!("{opened:?}") };
     let group = ClaimGroup { namespaces: vec![namespace], window_blocks: 0, hashes_per_block: 1 };
-    let claim =
-        Request::ClaimOpen { groups: vec![group], hashes: hashes(3), skip: 0, limit: 3, label: "".into() };
+    let claim = Request::ClaimOpen {
+        groups: vec![group],
+        hashes: hashes(3),
+        skip: 0,
+        limit: 3,
+        tiers: None,
+        label: "".into(),
+    };
     let opened = session.handle(claim);
     let Response::Claim { claim, settled: false, .. } = opened else { panic!("{opened:?}") };
     let held: Vec<_> = (0..3).map(|_| reads.recv_timeout(HANG).unwrap()).collect();

@@ -215,17 +215,24 @@ impl Lab {
     }
 
     fn claim(&self, numbers: std::ops::Range<u64>) -> (u64, bool, u32) {
+        claimed(self.open_claim(numbers, None))
+    }
+
+    /// Opens a claim that may be loaded from these tiers.
+    fn open_claim(&self, numbers: std::ops::Range<u64>, tiers: Option<&[&str]>) -> Response {
         let limit = u32::try_from(numbers.end - numbers.start).unwrap();
         let group =
             ClaimGroup { namespaces: vec![self.namespace.handle], window_blocks: 0, hashes_per_block: 1 };
         let (groups, label) = (vec![group], "cmpl-1".into());
-        claimed(self.session.handle(Request::ClaimOpen {
+        let tiers = tiers.map(|tiers| tiers.iter().map(ToString::to_string).collect());
+        self.session.handle(Request::ClaimOpen {
             groups,
             hashes: hashes(numbers),
             skip: 0,
             limit,
+            tiers,
             label,
-        }))
+        })
     }
 
     /// A claim's hit, when it is known.
@@ -619,4 +626,51 @@ fn the_namespaces_that_are_read_most_are_told_with_what_they_hold() {
     assert_eq!(numbers(first), [2, 8192, 2, 0, 8192, 0]);
     assert_eq!(numbers(second), [3, 12288, 1, 1, 4096, 1]);
     assert_eq!((&first["load_bytes_hour"], &second["load_bytes_hour"]), (&json!(8192), &json!(4096)));
+}
+
+#[test]
+fn what_only_an_excluded_tier_may_have_is_told_as_excluded() {
+    let tier = Arc::new(Moody::new());
+    let lab = Lab::new(Some(&tier));
+    lab.dump(lab.namespace, 0..2);
+    lab.flood();
+    tier.is_down.store(true, Ordering::Release);
+    let (_, settled, units) = claimed(lab.open_claim(0..2, Some(&[])));
+    assert_eq!((settled, units), (true, 0));
+    lab.ensure_one("excluded", 0, 0, &Value::Null);
+    // What is remembered of the pool says more.
+    tier.is_down.store(false, Ordering::Release);
+    lab.session.handle(Request::Reset { namespaces: vec![lab.namespace.handle] });
+    lab.open_claim(0..2, Some(&[]));
+    lab.open_claim(7..9, Some(&[]));
+    lab.open_claim(7..9, Some(&["MOODY"]));
+    lab.wait_for_misses(4);
+    assert_eq!(lab.counts(), json!({"excluded": 3, "never_stored": 1}));
+}
+
+#[test]
+fn what_an_excluded_tier_lost_is_told_as_excluded_and_what_an_allowed_one_lost_as_lost() {
+    let tier = Arc::new(Moody::new());
+    let lab = Lab::new(Some(&tier));
+    lab.dump(lab.namespace, 0..1);
+    lab.flood();
+    tier.give_up(vec![BlockKey { namespace: lab.namespace.id, hash: hash(0) }], true);
+    wait_until("the loss is known", || {
+        lab.open_claim(0..1, Some(&["moody"]));
+        lab.counts().get("lost").is_some()
+    });
+    lab.open_claim(0..1, Some(&[]));
+    wait_until("the miss is counted", || lab.counts()["excluded"] == 1);
+}
+
+#[test]
+fn a_claim_that_names_a_tier_that_is_not_there_is_refused() {
+    let lab = Lab::new(Some(&Arc::new(Moody::new())));
+    match lab.open_claim(0..1, Some(&["moody", "Slab"])) {
+        Response::Failed { kind, message } => {
+            assert_eq!(kind, "config");
+            assert!(message.contains("no such tier") && message.contains("tier=Slab"), "{message}");
+        }
+        other => panic!("{other:?}"),
+    }
 }

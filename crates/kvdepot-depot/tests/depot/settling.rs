@@ -77,6 +77,7 @@ fn a_claim_that_is_full_settles_for_who_asks_although_the_pump_is_busy() {
             hashes: hashes(0..u64::from(BLOCKS)),
             skip: 0,
             limit: BLOCKS,
+            tiers: None,
             label: "".into(),
         });
         let Response::Claim { claim, settled: false, .. } = opened else { panic!("{opened:?}") };

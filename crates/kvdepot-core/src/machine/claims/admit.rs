@@ -253,6 +253,7 @@ impl Claims {
             return true;
         }
         match rooms.pool.find_kept(&key) {
+            Some(slot) if !claim.may_use(rooms, slot) => {}
             Some(slot) if rooms.pool.slot(slot).block.is_readable() => {
                 let found = rooms.pool.slot(slot);
                 if found.block.is_evictable() {
@@ -276,7 +277,7 @@ impl Claims {
                     Ok(slot) => {
                         // A block that finds no room in the tier's memory leaves what was promised to others of the pool.
                         self.keep_promise(claim, spot, in_place);
-                        rooms.flow.read(slot, tier, claim.deadline);
+                        rooms.flow.read(slot, tier, claim.deadline, claim.tiers);
                         wait_for(rooms, claim, place, slot);
                     }
                     Err(NoRoom::Later) => return false,
@@ -353,7 +354,8 @@ fn share_of(rooms: &Rooms<'_>) -> u64 {
 }
 
 fn wait_for(rooms: &mut Rooms<'_>, claim: &mut Claim, place: usize, slot: u32) {
-    let waiter = Waiter::Claim { id: claim.id, place: u32::try_from(place).expect("places are bounded") };
+    let place_number = u32::try_from(place).expect("places are bounded");
+    let waiter = Waiter::Claim { id: claim.id, place: place_number, tiers: claim.tiers };
     rooms.pool.edit(slot, |slot| slot.add_waiter(waiter));
     claim.places.set(place, Known::WAITING);
     claim.waiting += 1;

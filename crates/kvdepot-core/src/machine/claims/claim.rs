@@ -15,7 +15,7 @@ use super::super::event::{Arriving, ClaimId, ClaimTimes, Location, Nanos, Owner,
 use super::super::names::{PoolKey, SpaceId};
 use super::super::pool::Pool;
 use super::super::probe::RunProbe;
-use super::super::tiers::TierIndex;
+use super::super::tiers::{TierIndex, TierSet};
 use super::known::Known;
 use super::places::Places;
 use super::promised::Promised;
@@ -162,6 +162,8 @@ pub(super) struct Claim {
     pub(super) hashes: Vec<BlockHash>,
     pub(super) skip: usize,
     pub(super) limit: usize,
+    /// Where its blocks may come from: from the pool in any case.
+    pub(super) tiers: TierSet,
     pub(super) places: Places,
     pub(super) phase: Phase,
     /// The next place, or hash unit while leasing, of a phase that goes piece by piece.

@@ -27,6 +27,8 @@ impl Known {
     pub(super) const IN_PLACE: Self = Self(8);
     /// Leased in a tier's memory and in use, or about to be.
     pub(super) const PINNED_IN_PLACE: Self = Self(9);
+    /// As `ABSENT`: a tier that the claim may not be loaded from leases it in its memory, or is reading it.
+    pub(super) const EXCLUDED: Self = Self(10);
     const TIER: u8 = 16;
 
     pub(super) fn at(location: Location) -> Self {
@@ -46,7 +48,12 @@ impl Known {
         self.is_in_pool() || self.tier().is_some()
     }
 
-    /// Whether it has a slot.
+    /// Whether it had a slot, whoever may use that.
+    pub(super) fn was_found(self) -> bool {
+        self.is_in_pool() || self == Self::EXCLUDED
+    }
+
+    /// Whether it has a slot that the claim may use.
     pub(super) fn is_in_pool(self) -> bool {
         let is_in_place = matches!(self, Self::IN_PLACE | Self::PINNED_IN_PLACE);
         is_in_place || matches!(self, Self::HERE | Self::PINNED | Self::LEASED | Self::WAITING)

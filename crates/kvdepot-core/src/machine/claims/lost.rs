@@ -59,7 +59,7 @@ impl Claims {
                 continue;
             }
             claim.unlease(rooms.pool, place);
-            let found = rooms.pool.find_kept(&key).filter(|_| is_live);
+            let found = rooms.pool.find_kept(&key).filter(|&slot| is_live && claim.may_use(rooms, slot));
             if let Some(slot) = found.filter(|&slot| rooms.pool.is_shown(slot)) {
                 rooms.pool.pin(slot);
                 claim.places.set_leased(place, slot);

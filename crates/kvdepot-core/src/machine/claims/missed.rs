@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use super::super::catalog::Catalog;
 use super::super::pool::Pool;
+use super::super::tiers::TierSet;
 use super::claim::{Claim, Phase, Spot};
 use super::known::Known;
 use crate::misses::{Missed, Short};
@@ -30,10 +31,15 @@ impl Claim {
         let (spot, known) = self.first_missing();
         let key = self.key(spot);
         // What came when the claim had looked was being stored then.
-        let unless_stored = |short: Short| if pool.find(&key).is_some() { Short::BeingStored } else { short };
+        let unless_stored = |short: Short| match pool.find(&key) {
+            Some(slot) if pool.slot(slot).is_from_tier() && self.tiers != TierSet::ALL => Short::Excluded,
+            Some(_) => Short::BeingStored,
+            None => short,
+        };
         let absent = || unless_stored(Short::Absent);
         let short = match known {
             Known::ABSENT => absent(),
+            Known::EXCLUDED => Short::Excluded,
             Known::UNTOLD => unless_stored(Short::TooSlow),
             // Its fetch was in flight: that the claim was cut is not what ended the hit here.
             Known::WAITING if self.short_of.is_some() => self.short_of.unwrap_or_else(absent),
@@ -50,6 +56,7 @@ impl Claim {
             asked: self.limit - self.skip,
             hit: self.hit - self.skip,
             short,
+            tiers: self.tiers,
         })
     }
 

@@ -11,6 +11,7 @@
 //! a hundred thousand places, so every phase that looks at all of them does it in pieces, with other steps in between.
 
 mod admit;
+mod choice;
 mod claim;
 mod ending;
 mod known;
@@ -32,7 +33,9 @@ use crate::key::BlockHash;
 use crate::limits::{CLAIM_BLOCKS_MAX, CLAIMS_PER_CONNECTION_MAX};
 
 use super::arrivals::Come;
-use super::event::{ClaimGroup, ClaimId, ClaimTimes, Effects, Job, Location, Nanos, Owner, Reply, Token};
+use super::event::{
+    ClaimGroup, ClaimId, ClaimTimes, Effects, Job, Location, Nanos, Owner, Reply, TierSet, Token,
+};
 use super::flaw::Flaws;
 use super::pace::Pace;
 use super::rooms::Rooms;
@@ -72,6 +75,7 @@ pub(crate) struct Open {
     pub(crate) hashes: Vec<BlockHash>,
     pub(crate) skip: usize,
     pub(crate) limit: usize,
+    pub(crate) tiers: TierSet,
     pub(crate) now: Nanos,
     pub(crate) deadline: Nanos,
     pub(crate) patience: Nanos,
@@ -245,7 +249,8 @@ impl Claims {
         let wanted =
             matches!(claim.phase, Phase::Lease { .. } | Phase::Filling) && !self.ended.contains(&claim.owner);
         claim.places.set(place, Known::ABSENT);
-        if let Some(Come { slot, tier }) = come.filter(|_| wanted) {
+        // What a tier leases in its memory may take the place of a block that did not come.
+        if let Some(Come { slot, tier }) = come.filter(|come| wanted && claim.tiers.has(come.tier)) {
             claim.times.came(tier, rooms.flow.now);
             rooms.pool.pin(slot);
             claim.places.set_leased(place, slot);
@@ -433,7 +438,10 @@ fn no_such_claim(id: ClaimId) -> Error {
 }
 
 fn new_claim(rooms: &Rooms<'_>, id: ClaimId, open: Open) -> Result<Claim> {
-    let Open { token, owner, groups: asked, hashes, skip, mut limit, now, deadline, patience, label } = open;
+    let Open { token, owner, groups: asked, hashes, skip, mut limit, tiers, now, deadline, patience, label } =
+        open;
+    // One that names them all is without limits.
+    let tiers = if tiers.has_all(rooms.flow.tier_count()) { TierSet::ALL } else { tiers };
     if skip > hashes.len() || asked.iter().any(|group| group.shape.units_per_block == 0) {
         return Err(Error::new(
             ErrorKind::Protocol,
@@ -482,6 +490,7 @@ fn new_claim(rooms: &Rooms<'_>, id: ClaimId, open: Open) -> Result<Claim> {
         hashes,
         skip,
         limit,
+        tiers,
         places: Places::new(base),
         phase: Phase::Survey,
         cursor: 0,

@@ -138,7 +138,7 @@ fn new_run(rooms: &Rooms<'_>, claim: &mut Claim, group: usize, rank: usize) -> R
         group,
         rank,
         rest: claim.needed_range(group, claim.hit),
-        probe: RunProbe::new(rooms.flow.tier_count()),
+        probe: RunProbe::new(rooms.flow.tier_count(), claim.tiers),
         places: Vec::new(),
         locations: Vec::new(),
     };
@@ -149,7 +149,7 @@ fn new_run(rooms: &Rooms<'_>, claim: &mut Claim, group: usize, rank: usize) -> R
 /// Prepares the next blocks of a run.
 fn next_window(rooms: &Rooms<'_>, claim: &Claim, run: &mut Run) {
     let end = run.rest.end.min(run.rest.start + PROBE_KEYS_MAX);
-    run.probe = RunProbe::new(rooms.flow.tier_count());
+    run.probe = RunProbe::new(rooms.flow.tier_count(), claim.tiers);
     (run.places, run.locations) = (Vec::new(), Vec::new());
     for block in run.rest.start..end {
         let place = claim.place(run.group, block, run.rank);

@@ -1,6 +1,6 @@
 //! Surveys a claim's places: which blocks are in the pool, and what tiers know of the others without I/O.
 
-use super::super::event::{Ask, Effects, Question};
+use super::super::event::{Ask, Effects, Question, TierSet};
 use super::super::rooms::Rooms;
 use super::Claims;
 use super::claim::Claim;
@@ -24,6 +24,7 @@ impl Claims {
                     let block = &rooms.pool.slot(slot).block;
                     match block.phase() {
                         _ if !rooms.catalog.is_live(key.space) => Known::ABSENT,
+                        _ if !claim.may_use(rooms, slot) => Known::EXCLUDED,
                         BlockPhase::Fetching | BlockPhase::Sealed
                             if rooms.pool.slot(slot).is_in_place() && !block.is_doomed() =>
                         {
@@ -35,10 +36,10 @@ impl Claims {
                         _ => Known::ABSENT,
                     }
                 }
-                None if !rooms.may_be_in_tiers(&key) => Known::ABSENT,
+                None if claim.tiers == TierSet::NONE || !rooms.may_be_in_tiers(&key) => Known::ABSENT,
                 // Earlier answers of tiers are still valid after the claim had to wait, unless the block was in the
                 // pool then.
-                None if claim.asks_again || before.is_in_pool() || before == Known::UNLOCATED => {
+                None if claim.asks_again || before.was_found() || before == Known::UNLOCATED => {
                     keys.push(rooms.catalog.block_key(&key));
                     Known::UNLOCATED
                 }
@@ -50,7 +51,7 @@ impl Claims {
         if !keys.is_empty() {
             claim.asked += 1;
             let part = u32::try_from(start).expect("a claim's places are bounded");
-            out.questions.push(Question { ask: Ask::Claim(claim.id, part), keys });
+            out.questions.push(Question { ask: Ask::Claim(claim.id, part), keys, tiers: claim.tiers });
         }
         if end < claim.places() {
             return true;

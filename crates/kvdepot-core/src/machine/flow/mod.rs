@@ -25,13 +25,13 @@ use super::budget::Budgets;
 use super::catalog::Catalog;
 use super::counters::Counters;
 use super::event::{Command, Effects, Fetched, Job, Nanos, RemovalId, TierIndex, Token};
-use super::flaw::Flaws;
+use super::flaw::{Flaw, Flaws};
 use super::owed::{Owed, Parts};
 use super::pace::Pace;
 use super::placement::{Placement, Placements};
 use super::pool::Pool;
 use super::queue::Queue;
-use super::tiers::bit;
+use super::tiers::{TierSet, bit};
 use super::uses::Uses;
 use queues::{Read, TierFlow, Write};
 use turns::{Apart, Turns};
@@ -55,6 +55,8 @@ pub(crate) enum ReadEnd {
 #[derive(Clone, Debug)]
 pub(crate) struct Flow {
     tiers: Vec<TierFlow>,
+    /// The tier that is to read into each slot. It grows in pieces, however many there are.
+    readers: std::collections::BTreeMap<SlotId, TierIndex>,
     turns: Turns,
     /// Removals in flight that belong to no turn.
     apart: HashMap<RemovalId, Apart>,
@@ -85,6 +87,7 @@ impl Flow {
     pub(crate) fn new(tiers: usize) -> Self {
         Self {
             tiers: vec![TierFlow::default(); tiers],
+            readers: std::collections::BTreeMap::new(),
             turns: Turns::new(),
             apart: HashMap::new(),
             removals_ever: 0,
@@ -159,13 +162,20 @@ impl Flow {
     }
 
     /// Queues the read of a block into a slot that was inserted for it.
-    pub(crate) fn read(&mut self, slot: SlotId, tier: TierIndex, deadline: Nanos) {
-        self.tiers[tier].reads.push_back(Read { slot, deadline, is_use: true });
+    pub(crate) fn read(&mut self, slot: SlotId, tier: TierIndex, deadline: Nanos, tiers: TierSet) {
+        self.readers.insert(slot, tier);
+        self.tiers[tier].reads.push_back(Read { slot, deadline, is_use: true, tiers });
     }
 
     /// Has a tier read a block that no request asked for: the tier is to evict it no later because of that.
     pub(crate) fn read_unused(&mut self, slot: SlotId, tier: TierIndex, deadline: Nanos) {
-        self.tiers[tier].reads.push_back(Read { slot, deadline, is_use: false });
+        self.readers.insert(slot, tier);
+        self.tiers[tier].reads.push_back(Read { slot, deadline, is_use: false, tiers: TierSet::ALL });
+    }
+
+    /// Returns the tier that is to read into a slot, or to lease its block, if one is.
+    pub(crate) fn reader(&self, slot: SlotId) -> Option<TierIndex> {
+        self.readers.get(&slot).copied()
     }
 
     /// Records that a tier has completed a read. `for_nobody`: no request waits for the block, so that no other tier is
@@ -183,6 +193,7 @@ impl Flow {
             debug_assert!(false, "a read ends once");
             return ReadEnd::GoesOn;
         };
+        self.readers.remove(&slot);
         match outcome {
             Ok(Fetched::Whole) => {
                 if pool.slot(slot).is_in_place() {
@@ -215,12 +226,23 @@ impl Flow {
             }
         }
         let has_memory = |pool: &mut Pool| !pool.slot(slot).is_in_place() || pool.take_into_pool(slot);
-        if !for_nobody && tier + 1 < self.tiers.len() && self.now < read.deadline && has_memory(pool) {
-            self.tiers[tier + 1].reads.push_front(read);
+        let may_go_on = !for_nobody && self.now < read.deadline;
+        if let Some(next) = self.next_reader(pool, &read, tier).filter(|_| may_go_on && has_memory(pool)) {
+            self.readers.insert(slot, next);
+            self.tiers[next].reads.push_front(read);
             return ReadEnd::GoesOn;
         }
         pool.edit(slot, |slot| slot.block.fill_failed());
         ReadEnd::Failed
+    }
+
+    /// Returns the tier that is asked for a block that `tier` did not deliver: the next one that is allowed by whoever began
+    /// the read, or waits for the block.
+    fn next_reader(&self, pool: &Pool, read: &Read, tier: TierIndex) -> Option<TierIndex> {
+        let is_limited = read.tiers != TierSet::ALL && !self.flaws.has(Flaw::ReadGoesOnAnywhere);
+        let tiers =
+            if is_limited { read.tiers.or(pool.slot(read.slot).waited_for_from()) } else { TierSet::ALL };
+        tiers.next(tier + 1, self.tiers.len())
     }
 
     /// Returns the reads that have not ended long after their deadline, and the leases of blocks where they lie.
@@ -260,6 +282,7 @@ impl Flow {
         let (key, bytes) = (found.key, if found.is_in_place() { 0 } else { found.bytes() });
         let flow = &mut self.tiers[tier];
         flow.reads_in_flight.remove(&slot);
+        self.readers.remove(&slot);
         flow.reads_hung.add(slot, (), bytes);
         counters.failed("fetch", &Error::new(ErrorKind::Timeout, "a read has hung"));
         pool.went(key, Fate::TooSlow, Some(tier));

@@ -5,6 +5,7 @@ use hashbrown::HashMap;
 use super::super::event::Nanos;
 use super::super::pace::Pace;
 use super::super::queue::Queue;
+use super::super::tiers::TierSet;
 use super::hung::Hung;
 use crate::eviction::SlotId;
 use crate::limits::WRITES_IN_FLIGHT_MAX;
@@ -16,6 +17,8 @@ pub(super) struct Read {
     pub(super) deadline: Nanos,
     /// Whether a request asked for the block.
     pub(super) is_use: bool,
+    /// The tiers that whoever began it allows. Those of all that wait for the block may deliver it, too.
+    pub(super) tiers: TierSet,
 }
 
 /// A write of a block by a tier. It is cancelled when its slot was freed or the tier's bit left `to_write`.

@@ -20,7 +20,7 @@ use crate::eviction::SlotId;
 use crate::key::BlockHash;
 
 use super::catalog::Namespace;
-use super::event::{Ask, Effects, Job, Location, Owner, Question, Reply, Token, Want};
+use super::event::{Ask, Effects, Job, Location, Owner, Question, Reply, TierSet, Token, Want};
 use super::flaw::{Flaw, Flaws};
 use super::pace::Pace;
 use super::pool::NoRoom;
@@ -217,7 +217,7 @@ impl Load {
                 return false;
             }
             Stage::Look(keys) if !keys.is_empty() => {
-                out.questions.push(Question { ask: Ask::Load(self.token), keys });
+                out.questions.push(Question { ask: Ask::Load(self.token), keys, tiers: TierSet::ALL });
             }
             Stage::Look(_) | Stage::Fetch { .. } | Stage::Rest => {}
         }
@@ -295,7 +295,7 @@ impl Load {
                 };
                 match inserted {
                     Ok(slot) => {
-                        rooms.flow.read(slot, tier, self.limits.fetch_deadline);
+                        rooms.flow.read(slot, tier, self.limits.fetch_deadline, TierSet::ALL);
                         self.wait_for(rooms, place, slot)
                     }
                     Err(NoRoom::Later) => return false,

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use kvdepot_core::hit::GroupShape;
 use kvdepot_core::machine::{
     ClaimGroup, Closed, Command, Effects, Event, Location, Machine, NamespaceHandle, Outcome, Owner,
-    PoolConfig, Proof, RemovalId, Reply, Request, Reserve, TierIndex,
+    PoolConfig, Proof, RemovalId, Reply, Request, Reserve, TierIndex, TierSet,
 };
 use kvdepot_core::misses::{Gone, Missed};
 use kvdepot_core::{BlockHash, BlockKey, BlockLayout, NamespaceSpec, eviction};
@@ -37,6 +37,8 @@ pub(crate) struct Lab {
     pub(crate) gone: Vec<Gone>,
     /// Claims that found less than they asked for.
     pub(crate) missed: Vec<Missed>,
+    /// The tiers that questions were about.
+    pub(crate) asked: Vec<TierSet>,
 }
 
 /// A pool of so many blocks.
@@ -60,7 +62,9 @@ pub(crate) fn claim(namespaces: &[NamespaceHandle], hashes: Vec<BlockHash>) -> R
 /// Like [`claim`], of these groups.
 pub(crate) fn claim_of(groups: Vec<ClaimGroup>, hashes: Vec<BlockHash>) -> Request {
     let (limit, forever) = (hashes.len(), 1 << 40);
-    Request::ClaimOpen { groups, hashes, skip: 0, limit, deadline: forever, patience: forever, label: None }
+    let (deadline, patience) = (forever, forever);
+    let tiers = TierSet::ALL;
+    Request::ClaimOpen { groups, hashes, skip: 0, limit, tiers, deadline, patience, label: None }
 }
 
 impl Lab {
@@ -84,6 +88,7 @@ impl Lab {
             proofs: Vec::new(),
             gone: Vec::new(),
             missed: Vec::new(),
+            asked: Vec::new(),
         };
         lab.ask(Request::OpenNamespace { spec, epoch: 0 });
         lab
@@ -116,9 +121,11 @@ impl Lab {
         self.gone.extend(out.gone);
         self.missed.extend(out.missed);
         self.replies.extend(out.replies.into_iter().map(|(token, reply)| (token, reply.map(Reply::listed))));
-        let answered = out.questions.into_iter().map(|question| Event::Located {
-            ask: question.ask,
-            locations: vec![self.located; question.keys.len()],
+        self.asked.extend(out.questions.iter().map(|question| question.tiers));
+        let answered = out.questions.into_iter().map(|question| {
+            let is_left_out = matches!(self.located, Location::Tier(tier) if !question.tiers.has(tier));
+            let located = if is_left_out { Location::Absent } else { self.located };
+            Event::Located { ask: question.ask, locations: vec![located; question.keys.len()] }
         });
         answered.chain(out.again.into_iter().map(Event::Continue)).collect()
     }
