@@ -90,3 +90,20 @@ def test_requests_are_loaded_and_stored_as_they_ask(lab: Lab) -> None:
     assert stats["high_priority_blocks"] == PROMPT_TOKENS // BLOCK
     # What was loaded is not of low priority any more; only the block of its last token, which was computed, is.
     assert stats["low_priority_blocks"] == PROMPT_TOKENS // BLOCK + 1
+
+
+def test_a_request_is_loaded_from_the_tiers_that_it_allows(real_lab: Lab) -> None:
+    """The blocks are in files; the memory of the other tier is empty."""
+    stored = real_lab.run("llama", [ask("stored", 1), {"do": "settle", "socket": real_lab.socket}])
+    medium, socket = real_lab.root / "dax", str(real_lab.short_root() / "depot.sock")
+    with medium.open("wb") as file:
+        file.truncate(1 << 28)
+    both = {"socket": socket, "pipeline": "Cache|Dax|Posix", "dax_device_path": str(medium), "dax_max_size_gb": 0.25}
+    memory, files = ({"kv_load_tiers": [{"medium": medium}], "kvdepot.no_store": True} for medium in ("CPU", "STORAGE"))
+    phases = [ask("memory", 1, memory), RESET, ask("files", 1, files), RESET, ask("pool", 1, memory)]
+    run = real_lab.run("llama", phases, options=both)
+    assert [run[name]["cached"][0] for name in ("memory", "files", "pool")] == [0, ALL, ALL]
+    assert {tuple(run[name]["tokens"][0]) for name in ("memory", "files", "pool")} == {
+        tuple(stored["stored"]["tokens"][0])
+    }
+    assert run["metrics"]["vllm:kvdepot_misses/excluded"] == 1

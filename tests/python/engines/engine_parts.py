@@ -27,6 +27,7 @@ class FakeClaim:
         self.units, self.settled, self.skip, self.limit, self.released = units, settled, skip, limit, False
         self.polls, self.openings = 0, 1
         self.label = ""
+        self.tiers: Any = None
         self.declined = False
         self.waits: list[int] = []
         self.on_their_way: tuple[int, int, int, int, int] | None = None
@@ -88,10 +89,12 @@ class FakeDepot:
         self.uses.append(FakeNamespace(description, description, self.uses))
         return self.uses[-1]
 
-    def claim(self, groups: Any, hashes: Any, *, skip: int, limit: int, label: str = "") -> FakeClaim:
+    def claim(
+        self, groups: Any, hashes: Any, *, skip: int, limit: int, tiers: Any = None, label: str = ""
+    ) -> FakeClaim:
         assert len(hashes) >= limit > skip
         self.claims.append(FakeClaim(self.units, self.settled, skip, limit))
-        self.claims[-1].label = label
+        self.claims[-1].label, self.claims[-1].tiers = label, tiers
         return self.claims[-1]
 
     def reset(self, namespaces: Any) -> None:

@@ -88,9 +88,9 @@ def test_an_adapter_that_is_half_downloaded_is_not_there_yet(tmp_path: Path, mis
 class RecordingDepot(FakeDepot):
     """Records the keys of its claims."""
 
-    def claim(self, groups: Any, hashes: Any, *, skip: int, limit: int, label: str = "") -> Any:
+    def claim(self, groups: Any, hashes: Any, **how: Any) -> Any:
         self.asked = list(hashes)
-        return super().claim(groups, hashes, skip=skip, limit=limit)
+        return super().claim(groups, hashes, **how)
 
 
 def keys(path: Path | None) -> tuple[list[bytes], list[bytes]]:

@@ -11,6 +11,7 @@ from engine_parts import BLOCK, FakeDepot, Step, pages, request, scheduler
 
 from kvdepot.engines.vllm.asks import KEYS_TOLD_MAX, Ask, Asks
 from kvdepot.engines.vllm.stats import DepotStats
+from kvdepot.errors import ConfigError
 
 NEITHER = Ask(load_tokens_max=0, store_tokens_max=0)
 
@@ -53,11 +54,11 @@ def test_what_can_be_asked(params: Any, ask: Ask) -> None:
         ({"max_offload_tokens": {"tokens": 5}}, Ask(store_tokens_max=0)),
         ({"kvdepot.no_load": 1}, Ask(load_tokens_max=0)),
         ({"kvdepot.no_store": "false"}, Ask(store_tokens_max=0)),
-        ({"kv_load_tiers": {"medium": "CPU"}}, Ask(pool_only=True)),
-        ({"kv_load_tiers": ["CPU"]}, Ask(pool_only=True)),
-        ({"kv_load_tiers": [{"medium": "TAPE"}]}, Ask(pool_only=True)),
-        ({"kv_load_tiers": [{"medium": 7}]}, Ask(pool_only=True)),
-        ({"kv_load_tiers": [{"speed": "fast"}]}, Ask(pool_only=True)),
+        ({"kv_load_tiers": {"medium": "CPU"}}, Ask(tiers=())),
+        ({"kv_load_tiers": ["CPU"]}, Ask(tiers=())),
+        ({"kv_load_tiers": [{"medium": "TAPE"}]}, Ask(tiers=())),
+        ({"kv_load_tiers": [{"medium": 7}]}, Ask(tiers=())),
+        ({"kv_load_tiers": [{"speed": "fast"}]}, Ask(tiers=())),
         ({"kvdepot.priority": 3}, Ask(priority="low")),
         ({"kvdepot.priority": "urgent"}, Ask(priority="low")),
         ({"kvdepot.priority": ["high"]}, Ask(priority="low")),
@@ -74,27 +75,79 @@ def test_what_cannot_be_read_is_taken_strictly_and_told_once(
     assert caplog.records[0].levelname == "WARNING"
 
 
+ALL = ("Slab", "Posix", "Remote", "Object", "Dax", "Mooncake", "Fake")
+
+
 @pytest.mark.parametrize(
-    ("tiers", "filters", "pool_only"),
+    ("tiers", "filters", "allowed"),
     [
-        (("Posix",), [], True),
-        (("Posix",), [{}], False),
-        (("Posix",), [{"medium": "storage"}], False),
-        (("Posix",), [{"medium": "CPU"}], True),
-        (("Posix",), [{"medium": "CPU"}, {"medium": "STORAGE", "locality": "LOCAL"}], False),
-        (("Remote",), [{"locality": "LOCAL"}], True),
-        (("Remote",), [{"medium": "CPU", "locality": "REMOTE"}], False),
-        ((), [], False),
+        (("Posix",), [], ()),
+        (("Posix",), [{}], None),
+        (("Posix",), [{"medium": "storage"}], None),
+        (("Posix",), [{"medium": "CPU"}], ()),
+        (("Posix",), [{"medium": "CPU"}, {"medium": "STORAGE", "locality": "LOCAL"}], None),
+        (("Remote",), [{"locality": "LOCAL"}], ()),
+        (("Remote",), [{"medium": "CPU", "locality": "REMOTE"}], None),
+        (("Slab", "Object"), [{"locality": "LOCAL"}], ("Slab",)),
+        (("Slab", "Object"), [{"locality": "remote"}], ("Object",)),
+        (("Slab", "Object"), [{"locality": "REMOTE"}, {"locality": "LOCAL"}], None),
+        (("Dax", "Posix"), [{"medium": "CPU", "locality": "LOCAL"}], ("Dax",)),
+        (("Dax", "Mooncake"), [{"medium": "STORAGE"}], ("Mooncake",)),
+        (ALL, [{"locality": "LOCAL"}], ("Slab", "Posix", "Dax", "Fake")),
+        (ALL, [{"locality": "REMOTE"}], ("Posix", "Remote", "Object", "Mooncake", "Fake")),
+        (ALL, [{"medium": "CPU"}], ("Remote", "Dax", "Mooncake", "Fake")),
+        ((), [], None),
     ],
 )
-def test_a_filter_of_tiers_leaves_out_all_or_none(tiers: tuple[str, ...], filters: Any, pool_only: bool) -> None:
-    assert read({"kv_load_tiers": filters}, *tiers) == (Ask(pool_only=pool_only), {})
+def test_filters_choose_tiers(tiers: tuple[str, ...], filters: Any, allowed: tuple[str, ...] | None) -> None:
+    """What a tier does not say matches every filter."""
+    assert read({"kv_load_tiers": filters}, *tiers) == (Ask(tiers=allowed), {})
 
 
-def test_a_filter_that_would_choose_among_the_tiers_is_told(caplog: pytest.LogCaptureFixture) -> None:
-    ask, _ = read({"kv_load_tiers": [{"locality": "LOCAL"}]}, "Posix", "Remote")
-    assert ask.pool_only
-    assert "cannot choose" in caplog.text
+LOCAL = [{"locality": "LOCAL"}]
+
+
+def test_a_claim_is_loaded_from_the_tiers_of_its_request() -> None:
+    depot = FakeDepot(units=9, settled=False)
+    side = scheduler(depot, wait_ms=10**6, tiers=("Slab", "Remote"))
+    assert side.match(request("free", 4 * BLOCK), 0) == (None, False)
+    assert side.match(request("near", 4 * BLOCK, kv_load_tiers=LOCAL), 0) == (None, False)
+    assert side.match(request("strict", 4 * BLOCK, kv_load_tiers=[]), 0) == (3 * BLOCK, False)
+    assert [claim.tiers for claim in depot.claims] == [None, ("Slab",), ()]
+
+
+def test_a_load_from_chosen_tiers_begins_when_all_its_blocks_are_there() -> None:
+    """A load looks in every tier for a block that does not arrive."""
+    found = []
+    for params in ({}, {"kv_load_tiers": LOCAL}):
+        depot = FakeDepot(units=9, settled=False)
+        side = scheduler(depot, wait_ms=10**6, tiers=("Slab", "Remote"))
+        req = request("r", 4 * BLOCK, **params)
+        side.match(req, 0)
+        depot.claims[0].on_their_way = (3, 3, 0, 3, 0)
+        side.build_step(Step().output())
+        found.append(side.match(req, 0)[0])
+    assert found == [3 * BLOCK, None]
+
+
+class OtherPipeline(FakeDepot):
+    """A depot that was started with other tiers than its engine's configuration has."""
+
+    def claim(self, groups: Any, hashes: Any, *, tiers: Any = None, **how: Any) -> Any:
+        if tiers:
+            raise ConfigError("the depot's pipeline has no such tier (tier=Slab, pipeline=Cache)")
+        return super().claim(groups, hashes, tiers=tiers, **how)
+
+
+def test_tiers_that_the_depot_does_not_have_are_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    depot = OtherPipeline(units=9)
+    side = scheduler(depot, tiers=("Slab", "Remote"))
+    for name in ("a", "b"):
+        assert side.match(request(name, 4 * BLOCK, kv_load_tiers=LOCAL), 0) == (3 * BLOCK, False)
+    assert [claim.tiers for claim in depot.claims] == [(), ()]
+    assert (
+        caplog.text.count("kv_load_tiers of a request cannot be followed: the depot's pipeline has no such tier") == 1
+    )
 
 
 def test_unknown_keys_are_named_once_and_counted(caplog: pytest.LogCaptureFixture) -> None:
@@ -159,14 +212,6 @@ def test_a_request_that_may_not_load_is_not_looked_up(params: dict[str, Any]) ->
     assert side.stats.data["misses"] == {"asked": 1}
     step = side.build_step(Step().starts("r", 0, 4 * BLOCK, [1, 2, 3, 4]).output())
     assert step.saves[0].pages == [1, 2, 3, 4], "what may not be loaded may be stored"
-
-
-def test_a_request_that_may_not_wait_for_tiers_takes_what_the_pool_has() -> None:
-    depot = FakeDepot(units=9, settled=False)
-    side = scheduler(depot, wait_ms=10**6)
-    assert side.match(request("free", 4 * BLOCK), 0) == (None, False)
-    assert side.match(request("strict", 4 * BLOCK, kv_load_tiers=[]), 0) == (3 * BLOCK, False)
-    assert [claim.settled for claim in depot.claims] == [False, True]
 
 
 def saved(tokens: int, **params: Any) -> list[int]:

@@ -153,7 +153,11 @@ def test_every_miss_has_a_reason() -> None:
     assert why(scheduler(FakeDepot(units=9)), req, local=3 * BLOCK) == "own_cache"
     assert why(scheduler(FakeDepot(units=9)), req, external=0) == "not_taken"
     assert why(scheduler(FakeDepot(units=9)), request("r", 4 * BLOCK, max_load_tokens=1)) == "asked"
-    assert why(scheduler(FakeDepot(units=0, settled=False)), request("r", 4 * BLOCK, kv_load_tiers=[])) == "asked"
+    for settled in (True, False):
+        strict = request("r", 4 * BLOCK, kv_load_tiers=[])
+        assert why(scheduler(FakeDepot(units=0, settled=settled)), strict) == "excluded"
+    near = request("r", 4 * BLOCK, kv_load_tiers=[{"locality": "REMOTE"}])
+    assert why(scheduler(FakeDepot(units=0), tiers=("Slab", "Remote")), near) == "excluded"
     req.skip_reading_prefix_cache = True
     assert why(scheduler(FakeDepot(units=9)), req) == "asked"
 

@@ -64,6 +64,16 @@ def test_a_request_waits_for_the_load_of_its_prefix_and_then_hits_vllms_own_cach
     assert side.stats.data["shared_load_tokens"] == 8 * BLOCK
 
 
+@pytest.mark.parametrize("filters", [[], [{"medium": "CPU"}]])
+def test_a_request_that_chooses_its_tiers_does_not_wait_for_the_load_of_another(filters: Any) -> None:
+    """The other one may be loaded from a tier that this one excludes."""
+    side = between_steps()
+    loading(side, of_prefix("leader", 8, 8))
+    strict = of_prefix("strict", 8, 8)
+    strict.kv_transfer_params = {"kv_load_tiers": filters}
+    assert side.match(strict, 0) == (8 * BLOCK, True)
+
+
 def test_what_the_other_load_does_not_bring_is_loaded_after_it() -> None:
     side = between_steps()
     load_id = loading(side, of_prefix("leader", 8, 8))

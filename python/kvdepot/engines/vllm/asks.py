@@ -8,7 +8,7 @@ logged and counted, but are never an error, because other connectors have keys o
 import difflib
 import reprlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from kvdepot.engines.vllm.log import connector_logger
@@ -30,8 +30,18 @@ REMOTE_PREFILL = "do_remote_prefill"
 
 MEDIA = ("CPU", "STORAGE")
 LOCALITIES = ("LOCAL", "REMOTE")
-TIERS = {"Posix": ("STORAGE", None), "Remote": (None, "REMOTE")}
-"""Known medium and locality of a tier, by its word in the pipeline; what is unknown matches every filter."""
+TIERS = {
+    "Dax": ("CPU", "LOCAL"),
+    "Mooncake": (None, "REMOTE"),
+    "Object": ("STORAGE", "REMOTE"),
+    "Posix": ("STORAGE", None),
+    "Remote": (None, "REMOTE"),
+    "Slab": ("STORAGE", "LOCAL"),
+}
+"""Known medium and locality of a tier, by its word in the pipeline; what is unknown matches every filter.
+
+A directory may be on a file server, and a pool server or Mooncake may have memory and disks.
+"""
 
 KEYS_TOLD_MAX = 64
 """Maximum number of unknown keys that are logged and remembered: clients choose them."""
@@ -59,13 +69,13 @@ class Ask:
         load_tokens_max: maximum tokens to load beyond what vLLM already has; ``None`` = no limit, 0 = no lookup.
         store_tokens_max: leading tokens of the request, prompt and answer, whose blocks may be stored; ``None`` =
             all, 0 = none.
-        pool_only: whether to load only blocks that are in host memory when the request is looked up.
+        tiers: words of the tiers below the pool that blocks may come from; ``None`` = all.
         priority: how long its blocks stay in host memory, compared with others.
     """
 
     load_tokens_max: int | None = None
     store_tokens_max: int | None = None
-    pool_only: bool = False
+    tiers: tuple[str, ...] | None = None
     priority: Priority = "normal"
 
 
@@ -74,7 +84,7 @@ class Asks:
 
     def __init__(self, tiers: Sequence[str], stats: DepotStats) -> None:
         """``tiers``: words of the pipeline below the pool; ``stats``: counts what is not understood."""
-        self._tiers = [TIERS.get(word, (None, None)) for word in tiers]
+        self._tiers = {word: TIERS.get(word, (None, None)) for word in tiers}
         self._stats = stats
         self._told: set[str] = set()
         self._keys_told: set[str] = set()
@@ -95,7 +105,7 @@ class Asks:
             load_max = 0
         if self._flag(params, NO_STORE, "it is not stored"):
             store_max = 0
-        return Ask(load_max, store_max, self._pool_only(params), self._priority(params))
+        return Ask(load_max, store_max, self._allowed(params), self._priority(params))
 
     def _tokens(self, params: Mapping[Any, Any], key: str, strictly: str) -> int | None:
         value = params.get(key)
@@ -121,29 +131,29 @@ class Asks:
         self._malformed(PRIORITY, value, f"one of {', '.join(PRIORITIES)}", "its blocks get the lowest")
         return "low"
 
-    def _pool_only(self, params: Mapping[Any, Any]) -> bool:
-        """Returns whether some tier is excluded for the request. The pool is not a tier that a filter can exclude."""
+    def without_tiers(self, ask: Ask, error: Exception) -> Ask:
+        """Returns the settings of a request whose tiers the depot does not know."""
+        said = "kvdepot: %s of a request cannot be followed: %s; %s (logged once)"
+        self._tell_once(f"{LOAD_TIERS} is unknown", said, LOAD_TIERS, str(error), POOL_ONLY)
+        return replace(ask, tiers=())
+
+    def _allowed(self, params: Mapping[Any, Any]) -> tuple[str, ...] | None:
+        """Returns the tiers that a request allows. The pool is not a tier that a filter can exclude."""
         filters = params.get(LOAD_TIERS)
         if filters is None:
-            return False
-        allowed: set[int] = set()
+            return None
+        allowed: set[str] = set()
         for one in filters if isinstance(filters, list) else [None]:
             matched = self._matched(one)
             if matched is None:
                 wanted = f"a list of objects with medium ({', '.join(MEDIA)}) and locality ({', '.join(LOCALITIES)})"
                 self._malformed(LOAD_TIERS, filters, wanted, POOL_ONLY)
-                return True
+                return ()
             allowed |= matched
-        if not allowed:
-            return bool(self._tiers)
-        if len(allowed) < len(self._tiers):
-            # A claim cannot choose among the tiers.
-            said = "kvdepot: %s of a request allows only some tiers, among which it cannot choose; %s (logged once)"
-            self._tell_once(f"{LOAD_TIERS} chooses", said, LOAD_TIERS, POOL_ONLY)
-        return len(allowed) < len(self._tiers)
+        return None if len(allowed) == len(self._tiers) else tuple(word for word in self._tiers if word in allowed)
 
-    def _matched(self, wanted: Any) -> set[int] | None:
-        """Returns the positions of the tiers that one filter names; ``None`` if it cannot be read."""
+    def _matched(self, wanted: Any) -> set[str] | None:
+        """Returns the words of the tiers that one filter names; ``None`` if it cannot be read."""
         if not isinstance(wanted, Mapping) or set(wanted) - {"medium", "locality"}:
             return None
         found = []
@@ -154,8 +164,8 @@ class Asks:
             found.append(value.upper() if value is not None else None)
         medium, locality = found
         return {
-            index
-            for index, (its_medium, its_locality) in enumerate(self._tiers)
+            word
+            for word, (its_medium, its_locality) in self._tiers.items()
             if medium in (None, its_medium or medium) and locality in (None, its_locality or locality)
         }
 

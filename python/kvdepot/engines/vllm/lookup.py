@@ -26,6 +26,7 @@ REST_MS_MAX = 20
 
 MISSES = {
     "unknown": "the depot has no block of it beyond what vLLM has: never stored, evicted, or stored under other facts",
+    "excluded": "neither host memory nor a tier that the request allows has it (kv_load_tiers)",
     "late": "the load policy's time was over before a block of it was in host memory, or was known",
     "slower": "a tier has it, and waiting for it would take longer than computing it",
     "no_depot": "no depot answers",
@@ -161,12 +162,14 @@ class Patience:
         begins_early: whether a load may begin before the last blocks have arrived, because the step waits for them.
         over: reason of the miss if nothing had arrived, a key of ``MISSES``.
         while_faster: whether it waits only as long as computing would take longer (P9).
+        nothing: reason of the miss if the depot found nothing, a key of ``MISSES``.
     """
 
     wait_ms: int
     begins_early: bool
     over: str = "late"
     while_faster: bool = False
+    nothing: str = "unknown"
 
 
 class Lookup:
@@ -204,7 +207,7 @@ class Lookup:
         self._settled = False
         self._openings = claim.openings
         self._began_anew = False
-        self._over = "unknown"
+        self._over = patience.nothing
         self._expected_tokens = self._at_stake_tokens = 0
 
     def begin_after(self, local_tokens: int) -> bool:
@@ -240,7 +243,7 @@ class Lookup:
         if not settled:
             openings = self.claim.openings
             if self._is_anew(openings):
-                self.hit, self.started_s, self._over = None, now_s, "unknown"
+                self.hit, self.started_s, self._over = None, now_s, self._patience.nothing
                 self._expected_tokens = self._at_stake_tokens = 0
             self._openings = openings
         self._settled = settled

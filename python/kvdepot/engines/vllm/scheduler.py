@@ -13,7 +13,18 @@ from kvdepot.engines.vllm.drafts import Drafts
 from kvdepot.engines.vllm.groups import Geometry
 from kvdepot.engines.vllm.loadplan import LeasedLoad, planned_blocks
 from kvdepot.engines.vllm.log import connector_logger, log_hit
-from kvdepot.engines.vllm.lookup import MISSES, PENDING, Hit, HitLimits, IdleTime, Lookup, Miss, Patience, Pending
+from kvdepot.engines.vllm.lookup import (
+    MISSES,
+    PENDING,
+    Bounds,
+    Hit,
+    HitLimits,
+    IdleTime,
+    Lookup,
+    Miss,
+    Patience,
+    Pending,
+)
 from kvdepot.engines.vllm.meta import (
     AdapterName,
     AdapterUse,
@@ -281,6 +292,9 @@ class SchedulerSide:
         """
         if self.loads_before_forward or not self._options.shares_prefixes or state.share is not None:
             return False
+        if state.ask.tiers is not None:
+            # Another request may be loaded from a tier that this one excludes.
+            return False
         begin, own_end = state.local_tokens // self._geometry.hash_tokens, self._own_end(state.request.num_tokens)
         windowed = self._geometry.windowed
         load_id = self._shared_loads.find(state.hashes, begin, end, own_end, all_of_it=windowed)
@@ -318,19 +332,37 @@ class SchedulerSide:
         self.stats.add("claims")
         state.asked_tokens = (bounds.limit - bounds.skip) * self._geometry.hash_tokens
         self.stats.add("asked_tokens", state.asked_tokens)
-        groups, hashes = self._namespaces.groups, state.hashes[: bounds.limit]
-        label = state.request.request_id
-        claim = self._depot.claim(groups, hashes, skip=bounds.skip, limit=bounds.limit, label=label)
-        if state.ask.pool_only:
-            patience = Patience(0, begins_early=False, over="asked")
+        claim = self._open_claim(state, bounds)
+        chooses = state.ask.tiers is not None
+        nothing = "excluded" if chooses else "unknown"
+        if state.ask.tiers == ():
+            patience = Patience(0, begins_early=False, over=nothing, nothing=nothing)
         elif state.expected_tokens:
             # The request has already waited for them as long as that paid off.
-            patience = Patience(0, begins_early=False, over="slower")
+            patience = Patience(0, begins_early=False, over="slower", nothing=nothing)
         else:
-            early = self.loads_before_forward and self._options.waits_for_all
-            patience = Patience(self._options.wait_ms, early, while_faster=self._options.waits_while_faster)
+            # A load looks for a block that does not arrive in every tier.
+            early = self.loads_before_forward and self._options.waits_for_all and not chooses
+            faster = self._options.waits_while_faster
+            patience = Patience(self._options.wait_ms, early, while_faster=faster, nothing=nothing)
         since_s = now_s if state.waits_since_s is None else state.waits_since_s
         return Lookup(claim, local_tokens, bounds, self._geometry, patience, since_s, self._rates)
+
+    def _open_claim(self, state: RequestState, bounds: Bounds) -> kvdepot.Claim:
+        groups, hashes, label = self._namespaces.groups, state.hashes[: bounds.limit], state.request.request_id
+
+        def claim() -> kvdepot.Claim:
+            tiers = state.ask.tiers
+            return self._depot.claim(groups, hashes, skip=bounds.skip, limit=bounds.limit, tiers=tiers, label=label)
+
+        try:
+            return claim()
+        except kvdepot.ConfigError as error:
+            if not state.ask.tiers:
+                raise
+            # The depot was started with another pipeline.
+            state.ask = self._asks.without_tiers(state.ask, error)
+            return claim()
 
     def _refusal(self, state: RequestState) -> str:
         """Returns why the request is computed regardless of the depot, as a key of ``MISSES``; empty if it is not."""
