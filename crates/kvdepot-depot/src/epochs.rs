@@ -60,6 +60,12 @@ impl Patience {
         let deadline = whole.deadline.min(now + Duration::from_millis(NAMESPACE_OPEN_MS));
         Self { deadline, end: whole.end.min(now + OPEN_ANSWER) }
     }
+
+    /// No longer than a caller waits, if it says so.
+    fn within(self, most: Option<Duration>) -> Self {
+        let Some(by) = most.map(|most| Instant::now() + most) else { return self };
+        Self { deadline: self.deadline.min(by), end: self.end.min(by) }
+    }
 }
 
 /// The tiers' answer about a namespace.
@@ -132,9 +138,11 @@ pub(crate) fn open(
     user: Owner,
     specs: &[Arc<NamespaceSpec>],
     unanswered: Unanswered,
+    most: Option<Duration>,
 ) -> Vec<Result<Opened>> {
     let _openings = begin_openings(runner, specs.iter());
-    let told = tell(runner, specs.iter().map(|spec| (spec, 0)), Patience::of_opening(runner));
+    let patience = Patience::of_opening(runner).within(most);
+    let told = tell(runner, specs.iter().map(|spec| (spec, 0)), patience);
     specs.iter().zip(told).map(|(spec, told)| open_told(runner, user, spec, told, unanswered)).collect()
 }
 
@@ -252,8 +260,8 @@ fn tell<'a>(
 }
 
 /// Like [`tell`], for one namespace.
-fn tell_one(runner: &Runner, spec: &Arc<NamespaceSpec>, at_least: u32) -> Told {
-    tell(runner, std::iter::once((spec, at_least)), Patience::of_operation(runner))
+fn tell_one(runner: &Runner, spec: &Arc<NamespaceSpec>, at_least: u32, most: Option<Duration>) -> Told {
+    tell(runner, std::iter::once((spec, at_least)), Patience::of_operation(runner).within(most))
         .pop()
         .expect("one namespace, one answer")
 }
@@ -370,12 +378,18 @@ fn settle(runner: &Arc<Runner>, handle: NamespaceHandle, told: Told) -> Result<O
     }
 }
 
-/// Advances a namespace to at least this epoch, pool first.
-pub(crate) fn raise(runner: &Arc<Runner>, known: &Opened, epoch: u32) -> Result<Opened> {
+/// Advances a namespace to at least this epoch, pool first. A tier that does not answer within `most` is told again in the
+/// background.
+pub(crate) fn raise(
+    runner: &Arc<Runner>,
+    known: &Opened,
+    epoch: u32,
+    most: Option<Duration>,
+) -> Result<Opened> {
     // Until the tiers have it, it must not be forgotten here.
     let opened = follow(runner, known.handle, epoch, false)?;
     let _openings = begin_openings(runner, std::iter::once(&known.spec));
-    let told = tell_one(runner, &known.spec, opened.epoch);
+    let told = tell_one(runner, &known.spec, opened.epoch, most);
     settle(runner, known.handle, told)
 }
 

@@ -210,18 +210,18 @@ impl Locator {
         admitted_after.iter().for_each(|&after| self.flows.admissions.took(Duration::from_nanos(after)));
     }
 
-    /// Returns which blocks exist. Waits for tiers that cannot tell without I/O, within limits.
-    pub(crate) fn exist(&self, keys: &[BlockKey]) -> Vec<bool> {
-        self.exist_told(keys, &mut Vec::new())
+    /// Returns which blocks exist. Waits for tiers that cannot tell without I/O, within limits and no longer than `by`.
+    pub(crate) fn exist(&self, keys: &[BlockKey], by: Option<Instant>) -> Vec<bool> {
+        self.exist_told(keys, &mut Vec::new(), by)
     }
 
     /// As [`Self::exist`]. `untold` gets the blocks that a tier did not answer about and none has.
-    fn exist_told(&self, keys: &[BlockKey], untold: &mut Vec<usize>) -> Vec<bool> {
-        let found = self.find_each(keys, untold);
+    fn exist_told(&self, keys: &[BlockKey], untold: &mut Vec<usize>, by: Option<Instant>) -> Vec<bool> {
+        let found = self.find_each(keys, untold, by);
         self.counted(found)
     }
 
-    fn find_each(&self, keys: &[BlockKey], untold: &mut Vec<usize>) -> Found {
+    fn find_each(&self, keys: &[BlockKey], untold: &mut Vec<usize>, by: Option<Instant>) -> Found {
         let mut found = self.found_in_pool(keys);
         let absent: Vec<usize> = (0..keys.len()).filter(|&i| !found.there[i]).collect();
         if absent.is_empty() || self.tiers.is_empty() {
@@ -236,7 +236,7 @@ impl Locator {
                 Location::Absent => {}
             }
         }
-        let probed = self.probe_each(keys, &unknown);
+        let probed = self.probe_each(keys, &unknown, by);
         for (&i, tier) in unknown.iter().zip(probed.tiers) {
             if let Some(tier) = tier {
                 found.add(i, tier);
@@ -246,10 +246,10 @@ impl Locator {
         found
     }
 
-    /// Finds out by I/O which tier holds each of some blocks. Waits, within bounds.
-    pub(crate) fn probe_each(&self, keys: &[BlockKey], unknown: &[usize]) -> Probed {
+    /// Finds out by I/O which tier holds each of some blocks. Waits, within bounds and no longer than `by`.
+    pub(crate) fn probe_each(&self, keys: &[BlockKey], unknown: &[usize], by: Option<Instant>) -> Probed {
         let (sender, receiver) = crossbeam_channel::unbounded();
-        let deadline = Instant::now() + LOOKUP_WAIT;
+        let deadline = no_later(Instant::now() + LOOKUP_WAIT, by);
         for (at, &i) in unknown.iter().enumerate() {
             for (index, tier) in self.tiers.iter().enumerate() {
                 let sender = sender.clone();
@@ -282,7 +282,7 @@ impl Locator {
     /// As [`Self::exist`], for a lookup of one namespace by `owner`.
     pub(crate) fn look_up(&self, owner: Owner, keys: &[BlockKey]) -> Vec<bool> {
         let mut untold = Vec::new();
-        let there = self.exist_told(keys, &mut untold);
+        let there = self.exist_told(keys, &mut untold, None);
         if let Some(hit) = there.iter().position(|there| !there) {
             let (key, asked, untold) = (keys[hit], keys.len(), untold.contains(&hit));
             self.lookup_missed(&Unfound { owner, key, namespaces: &[key.namespace], asked, hit, untold });
@@ -290,12 +290,14 @@ impl Locator {
         there
     }
 
-    /// Returns how many leading blocks exist in all of the namespaces. `owner` is the connection that asks.
+    /// Returns how many leading blocks exist in all of the namespaces. `owner` is the connection that asks. Waits no longer
+    /// than `by`.
     pub(crate) fn prefix(
         &self,
         owner: Owner,
         namespaces: &[NamespaceHandle],
         hashes: &Hashes<'_>,
+        by: Option<Instant>,
     ) -> Result<usize> {
         let asked = hashes.count()?;
         let (mut prefix, mut missing) = (asked, None);
@@ -308,7 +310,7 @@ impl Locator {
             let in_pool = self.presence.prefix(&keys);
             let (mut in_tiers, mut untold) = (0, false);
             if in_pool < keys.len() && !self.tiers.is_empty() {
-                let found = self.prefix_with_tiers(&keys[in_pool..]);
+                let found = self.prefix_with_tiers(&keys[in_pool..], by);
                 (in_tiers, untold) = (found.prefix, found.untold);
                 tiers_of.extend(found.tiers.into_iter().map(|(i, tier)| (in_pool + i, tier)));
             }
@@ -327,12 +329,12 @@ impl Locator {
     }
 
     /// Returns how many leading blocks exist.
-    fn prefix_with_tiers(&self, keys: &[BlockKey]) -> PrefixFound {
+    fn prefix_with_tiers(&self, keys: &[BlockKey], by: Option<Instant>) -> PrefixFound {
         let in_pool = self.in_pool(keys, &self.directory.runs(keys));
         let outside: Vec<usize> = (0..keys.len()).filter(|&i| !in_pool[i]).collect();
         let asked: Vec<BlockKey> = outside.iter().map(|&i| keys[i]).collect();
         let mut locations = self.locate(&asked);
-        let untold = self.probe_run(&asked, &mut locations);
+        let untold = self.probe_run(&asked, &mut locations, by);
         let end = locations.iter().position(|location| !matches!(location, Location::Tier(_)));
         let tier_of = |(&i, location): (&usize, &Location)| match location {
             Location::Tier(tier) => Some((i, *tier)),
@@ -343,23 +345,28 @@ impl Locator {
         PrefixFound { prefix: end.map_or(keys.len(), |end| outside[end]), tiers, untold }
     }
 
-    /// Finds out by I/O how long a run of existing blocks is. Waits, within limits. Returns whether a tier did not answer
-    /// about the block that ends it.
-    pub(crate) fn probe_run(&self, keys: &[BlockKey], locations: &mut [Location]) -> bool {
+    /// Finds out by I/O how long a run of existing blocks is. Waits, within limits and no longer than `by`. Returns whether a
+    /// tier did not answer about the block that ends it.
+    pub(crate) fn probe_run(
+        &self,
+        keys: &[BlockKey],
+        locations: &mut [Location],
+        by: Option<Instant>,
+    ) -> bool {
         let mut probe = RunProbe::new(self.tiers.len(), TierSet::ALL);
         while let ProbeStep::Ask { tier, from, end } = probe.next(locations) {
             let unknown = (from..end).filter(|&i| !matches!(locations[i], Location::Tier(_)));
             let asked: Vec<BlockKey> = unknown.map(|i| keys[i]).collect();
-            let count = self.ask_tier(&*self.tiers[tier], asked);
+            let count = self.ask_tier(&*self.tiers[tier], asked, by);
             probe.answered(locations, count);
         }
         probe.ends_untold()
     }
 
     /// Returns how many leading blocks a tier holds; `None` if it does not answer in time.
-    fn ask_tier(&self, tier: &dyn Tier, keys: Vec<BlockKey>) -> Option<usize> {
+    fn ask_tier(&self, tier: &dyn Tier, keys: Vec<BlockKey>, by: Option<Instant>) -> Option<usize> {
         let (sender, receiver) = crossbeam_channel::bounded(1);
-        let (asked, deadline) = (keys.len(), self.probe_deadline());
+        let (asked, deadline) = (keys.len(), no_later(self.probe_deadline(), by));
         let done = move |outcome: Result<usize>| {
             let _ = sender.send(outcome);
         };
@@ -372,6 +379,10 @@ impl Locator {
             }
         }
     }
+}
+
+fn no_later(deadline: Instant, by: Option<Instant>) -> Instant {
+    by.map_or(deadline, |by| deadline.min(by))
 }
 
 /// Returns the error of a passed deadline.

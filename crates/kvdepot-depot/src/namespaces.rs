@@ -1,6 +1,7 @@
 //! Opens and resets namespaces.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use kvdepot_core::machine::{NamespaceHandle, Opened, Owner, Request};
 use kvdepot_core::{Error, ErrorKind, NamespaceSpec, Result, epoch_moves};
@@ -21,14 +22,15 @@ fn named_by_epoch(opened: Opened, unanswered: Unanswered) -> Result<Opened> {
 impl Runner {
     /// Opens a namespace in the depot and its tiers, with the highest epoch that any tier knows. A known one is checked
     /// again in the background, so that the start of an engine makes the depot follow another depot's reset. `user`
-    /// uses it from now on, until it ends.
+    /// uses it from now on, until it ends. Tiers are waited for no longer than `most`.
     pub(crate) fn open_namespace(
         self: &Arc<Self>,
         user: Owner,
         canonical: &str,
         unanswered: Unanswered,
+        most: Option<Duration>,
     ) -> Result<Opened> {
-        let opened = self.open_namespaces(user, std::slice::from_ref(&canonical), unanswered)?;
+        let opened = self.open_namespaces(user, std::slice::from_ref(&canonical), unanswered, most)?;
         opened.into_iter().next().ok_or_else(|| Error::new(ErrorKind::Protocol, "no namespace was opened"))
     }
 
@@ -39,6 +41,7 @@ impl Runner {
         user: Owner,
         canonical: &[T],
         unanswered: Unanswered,
+        most: Option<Duration>,
     ) -> Result<Vec<Opened>> {
         let found: Vec<(Arc<NamespaceSpec>, Option<Opened>)> = canonical
             .iter()
@@ -57,7 +60,7 @@ impl Runner {
             // Before any tier is told: a refused namespace must not leave anything behind in a tier.
             self.look(|machine| machine.may_open(user))?;
         }
-        let mut opened = epochs::open(self, user, &new, unanswered).into_iter();
+        let mut opened = epochs::open(self, user, &new, unanswered, most).into_iter();
         let outcomes = found.into_iter().map(|(_, known)| match known {
             Some(known) => Some(Ok(known)),
             None => opened.next().map(|opened| opened.and_then(|opened| named_by_epoch(opened, unanswered))),
@@ -101,12 +104,17 @@ impl Runner {
         opened.unwrap_or_else(|| Err(Error::new(ErrorKind::Protocol, "no namespace was advanced")))
     }
 
-    /// Advances a namespace to `epoch`, or leaves it there; never back.
-    pub(crate) fn set_epoch(self: &Arc<Self>, handle: NamespaceHandle, epoch: u32) -> Result<Opened> {
+    /// Advances a namespace to `epoch`, or leaves it there; never back. Tiers are waited for no longer than `most`.
+    pub(crate) fn set_epoch(
+        self: &Arc<Self>,
+        handle: NamespaceHandle,
+        epoch: u32,
+        most: Option<Duration>,
+    ) -> Result<Opened> {
         let known = self.locator.directory.get(handle)?;
         if !epoch_moves(known.epoch, epoch)? {
             return Ok(known);
         }
-        epochs::raise(self, &known, epoch)
+        epochs::raise(self, &known, epoch, most)
     }
 }

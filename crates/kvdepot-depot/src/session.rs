@@ -121,7 +121,7 @@ impl Session {
 
     /// Opens a namespace, which this session's user uses from now on.
     pub(crate) fn open_namespace(&self, canonical: &str, unanswered: Unanswered) -> Result<Opened> {
-        self.runner.open_namespace(self.user(), canonical, unanswered)
+        self.runner.open_namespace(self.user(), canonical, unanswered, None)
     }
 
     /// Notes that this session's user uses a namespace that another user has opened, within its quota.
@@ -195,7 +195,7 @@ impl Session {
                 )
             }
             Request::LookupPrefix { namespaces, hashes } => {
-                let prefix = runner.locator.prefix(self.owner, &namespaces, &hashes)?;
+                let prefix = runner.locator.prefix(self.owner, &namespaces, &hashes, None)?;
                 Response::Prefix(u32::try_from(prefix).unwrap_or(u32::MAX))
             }
             Request::Prefetch { namespace, hashes } => {
@@ -392,7 +392,7 @@ impl Session {
             let keys: Vec<_> =
                 keys.into_iter().filter(|key| !runner.locator.presence.contains(key)).collect();
             let mut locations = runner.locator.locate(&keys);
-            runner.locator.probe_run(&keys, &mut locations);
+            runner.locator.probe_run(&keys, &mut locations, None);
             let known = keys.iter().zip(&locations).map_while(|(key, location)| match location {
                 Location::Tier(tier) => Some((key.hash, *tier)),
                 Location::Unknown | Location::Absent => None,

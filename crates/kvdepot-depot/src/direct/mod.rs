@@ -4,7 +4,7 @@
 mod slots;
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use kvdepot_core::machine::{
     self, Leased, Location, Opened, Outcome, REMOVE_BLOCKS, Reply, Request, Reserve,
@@ -48,12 +48,14 @@ pub enum Now {
 #[derive(Clone, Debug)]
 pub struct Direct {
     session: Arc<Session>,
+    /// Longest wait of a call for tiers, if it is shorter than the depot's own.
+    most: Option<Duration>,
 }
 
 impl Depot {
     /// Makes a new owner of slots in this process.
     pub fn direct(&self) -> Direct {
-        Direct { session: Arc::new(self.session()) }
+        Direct { session: Arc::new(self.session()), most: None }
     }
 }
 
@@ -92,15 +94,29 @@ impl From<Opened> for OpenNamespace {
 }
 
 impl Direct {
+    /// The same owner, for a caller that waits no longer than `most` for the answer to an opening, a lookup, a removal or a
+    /// new epoch: a tier that has not answered by then counts as one that does not.
+    #[must_use]
+    pub fn within(self, most: Duration) -> Self {
+        Self { most: Some(most), ..self }
+    }
+
+    /// Returns when a call that begins now must be answered, if that is limited.
+    fn by(&self) -> Option<Instant> {
+        self.most.map(|most| Instant::now() + most)
+    }
+
     /// Opens a namespace. May wait for a tier's disk. Fails if one of several tiers does not answer.
     pub fn open_namespace(&self, canonical: &str) -> Result<OpenNamespace> {
-        self.session.open_namespace(canonical, Unanswered::Refused).map(OpenNamespace::from)
+        let (runner, user) = (self.session.runner(), self.session.user());
+        runner.open_namespace(user, canonical, Unanswered::Refused, self.most).map(OpenNamespace::from)
     }
 
     /// Opens namespaces, all at the same time. May wait for a tier's disk, and no longer than for one namespace.
     pub fn open_namespaces(&self, canonical: &[String]) -> Result<Vec<OpenNamespace>> {
         let session = &self.session;
-        let opened = session.runner().open_namespaces(session.user(), canonical, Unanswered::Refused)?;
+        let opened =
+            session.runner().open_namespaces(session.user(), canonical, Unanswered::Refused, self.most)?;
         Ok(opened.into_iter().map(OpenNamespace::from).collect())
     }
 
@@ -123,7 +139,7 @@ impl Direct {
 
     /// Advances a namespace to an epoch, never back. May wait for a tier's disk.
     pub fn set_epoch(&self, handle: NamespaceHandle, epoch: u32) -> Result<OpenNamespace> {
-        self.session.runner().set_epoch(handle, epoch).map(OpenNamespace::from)
+        self.session.runner().set_epoch(handle, epoch, self.most).map(OpenNamespace::from)
     }
 
     /// Advances a namespace to its next epoch, which no other depot has. May wait for a tier's disk.
@@ -143,13 +159,13 @@ impl Direct {
 
     /// Returns which blocks exist. Waits for tiers that cannot tell without I/O, within limits.
     pub fn exist(&self, keys: &[BlockKey]) -> Vec<bool> {
-        self.session.runner().locator.exist(keys)
+        self.session.runner().locator.exist(keys, self.by())
     }
 
     /// Returns how many leading blocks exist. Waits like `exist`.
     pub fn prefix(&self, handle: NamespaceHandle, hashes: &[u8]) -> Result<u32> {
         let (locator, owner) = (&self.session.runner().locator, self.session.owner());
-        let prefix = locator.prefix(owner, &[handle], &Hashes(hashes.into()))?;
+        let prefix = locator.prefix(owner, &[handle], &Hashes(hashes.into()), self.by())?;
         Ok(u32::try_from(prefix).unwrap_or(u32::MAX))
     }
 
@@ -290,8 +306,9 @@ impl Direct {
     pub fn remove_each<S: AsRef<[BlockKey]>>(&self, sets: &[S]) -> Vec<Removed> {
         let runner = self.session.runner();
         let mut all = Vec::with_capacity(sets.len());
+        let by = self.by();
         for sets in sets.chunks(REMOVALS_AT_ONCE) {
-            let deadline = std::time::Instant::now() + REMOVE_WAIT;
+            let deadline = by.unwrap_or_else(|| Instant::now() + REMOVE_WAIT);
             let begun: Vec<_> = sets
                 .iter()
                 .map(|set| {
@@ -307,7 +324,7 @@ impl Direct {
                     Ok(Reply::Removed { was_there, left }) => Removed { was_there, left },
                     _ => Removed { was_there: vec![false; count], left: count },
                 });
-                self.remove_late(&absent);
+                self.remove_late(&absent, by);
             }
         }
         all
@@ -315,7 +332,7 @@ impl Direct {
 
     /// Removes blocks again that no tier had before they were removed and one has now, because their write completed in
     /// between.
-    fn remove_late(&self, keys: &[BlockKey]) {
+    fn remove_late(&self, keys: &[BlockKey], by: Option<Instant>) {
         let runner = self.session.runner();
         if runner.locator.tiers.is_empty() || keys.is_empty() {
             return;
@@ -326,7 +343,7 @@ impl Direct {
             .map(|(key, location)| (*key, location))
             .unzip();
         if !keys.is_empty() {
-            let deadline = std::time::Instant::now() + REMOVE_WAIT;
+            let deadline = by.unwrap_or_else(|| Instant::now() + REMOVE_WAIT);
             let request = Request::Remove { keys, locations };
             let _ = runner.ask_within(self.session.owner(), request, deadline);
         }

@@ -91,7 +91,7 @@ impl Locator {
         let mut locations = self.locate(&keys);
         let unknown: Vec<usize> =
             (0..keys.len()).filter(|&i| !in_pool[i] && locations[i] == Location::Unknown).collect();
-        let probed = self.probe_each(&keys, &unknown);
+        let probed = self.probe_each(&keys, &unknown, None);
         for (&i, tier) in unknown.iter().zip(&probed.tiers) {
             locations[i] = tier.map_or(Location::Absent, Location::Tier);
         }

@@ -47,6 +47,9 @@ pub struct WireConfig {
     /// How long a put waits for space before it is refused.
     #[serde(default = "default_put_wait_ms")]
     pub put_wait_ms: u64,
+    /// How long a request waits for tiers before it is answered, except for a get, whose client says how long it waits.
+    #[serde(default = "default_answer_wait_ms")]
+    pub answer_wait_ms: u64,
     /// How long a closing door lets requests in flight continue.
     #[serde(default = "default_drain_ms")]
     pub drain_ms: u64,
@@ -101,6 +104,11 @@ const fn default_stall_timeout_ms() -> u64 {
     10_000
 }
 const fn default_put_wait_ms() -> u64 {
+    1_000
+}
+/// Half of the silence after which our clients take a server for lost by default: a tier that hangs must not take the pool
+/// away from them (P2).
+const fn default_answer_wait_ms() -> u64 {
     1_000
 }
 const fn default_drain_ms() -> u64 {

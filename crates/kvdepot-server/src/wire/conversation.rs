@@ -70,6 +70,7 @@ async fn serve(door: Arc<Door>, socket: Socket, draining: watch::Receiver<bool>)
     let stream = Arc::new(Stream::new(socket, door.config.stall(), Arc::clone(&door.counters))?);
     let direct = door.depot.direct();
     let values = door.values.for_owner(direct.clone());
+    let direct = direct.within(Duration::from_millis(door.config.answer_wait_ms));
     let mut connection = Connection {
         handshake: ServerHandshake::new(door.token.clone()),
         door,
