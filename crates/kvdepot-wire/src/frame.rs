@@ -137,6 +137,12 @@ impl FrameBuffer {
         Ok(Some(Frame { op: header.op, body: &self.bytes[body_start..self.start] }))
     }
 
+    /// Returns the header of the next frame as soon as it has arrived, before its body, if it is one.
+    pub fn next_header(&self) -> Option<Header> {
+        let (header, _) = self.bytes[self.start..self.end].split_first_chunk::<HEADER_BYTES>()?;
+        Header::decode(header).ok()
+    }
+
     /// Moves payload that was received together with frames into `into`. Returns its size; the rest should be read
     /// straight from the socket.
     pub fn take_payload(&mut self, into: &mut [u8]) -> usize {

@@ -14,6 +14,9 @@ pub const VALUE_BYTES_MAX: u64 = i32::MAX as u64;
 pub const BATCH_BLOCKS_MAX: usize = BATCH_HASHES_MAX;
 /// Longest body of a request of our own protocol.
 pub const REQUEST_BODY_BYTES_MAX: usize = 128 << 10;
+/// Longest body of a request of our own protocol before the end of the handshake, if a token is required: whoever cannot
+/// prove it must cost no more memory.
+pub const GREETING_BODY_BYTES_MAX: usize = 1 << 10;
 /// Longest body of an answer of our own protocol.
 pub const RESPONSE_BODY_BYTES_MAX: usize = 1 << 20;
 /// Largest payload that follows one frame.

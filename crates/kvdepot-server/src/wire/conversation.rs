@@ -6,7 +6,7 @@ use std::time::Duration;
 use kvdepot_core::{Error, ErrorKind, Result};
 use kvdepot_wire::FrameBuffer;
 use kvdepot_wire::infini::{code, op as infini_op};
-use kvdepot_wire::limits::REQUESTS_IN_FLIGHT_MAX;
+use kvdepot_wire::limits::{GREETING_BODY_BYTES_MAX, REQUESTS_IN_FLIGHT_MAX};
 use kvdepot_wire::own::{Offer, Request, ServerHandshake, op as own_op};
 use tokio::net::{TcpStream, UnixStream};
 use tokio::sync::{Semaphore, watch};
@@ -33,6 +33,8 @@ enum Arrived {
     Infini(InfiniCommand),
     BadOwn(u64, Error),
     BadInfini(u8, Error),
+    /// The header of a request that a stranger may not send, before its body.
+    Unwanted(u8),
 }
 
 /// Serves a connection until it ends, and logs the reason.
@@ -101,7 +103,7 @@ impl Connection {
                     match command {
                         OwnCommand::Greeting(greeting) => self.greet(id, &greeting).await?,
                         _ if !self.handshake.is_over() => {
-                            let error = Error::new(ErrorKind::Permission, "a connection begins with a hello");
+                            let error = no_hello();
                             self.fail(id, &error).await?;
                             return Err(error);
                         }
@@ -125,6 +127,12 @@ impl Connection {
                         return Err(error);
                     }
                 }
+                Arrived::Unwanted(op) if op < own_op::HELLO => self.may_enter().await?,
+                Arrived::Unwanted(_) => {
+                    let error = no_hello();
+                    self.fail(0, &error).await?;
+                    return Err(error);
+                }
             }
         }
     }
@@ -138,6 +146,9 @@ impl Connection {
     ) -> Result<Option<Arrived>> {
         let mut begun = None;
         loop {
+            if let Some(op) = self.unwanted(buffer) {
+                return Ok(Some(Arrived::Unwanted(op)));
+            }
             if let Some(frame) = buffer.next_frame()? {
                 return Ok(Some(if frame.op >= own_op::HELLO {
                     match OwnCommand::decode(frame) {
@@ -179,6 +190,17 @@ impl Connection {
         }
     }
 
+    /// Returns the operation of a request that is refused by its header: whoever has not proved the token must not make this
+    /// side hold more than a greeting.
+    fn unwanted(&self, buffer: &FrameBuffer) -> Option<u8> {
+        if self.door.token.is_none() || self.handshake.is_over() {
+            return None;
+        }
+        let header = buffer.next_header()?;
+        let is_short = header.op >= own_op::HELLO && header.body_bytes as usize <= GREETING_BODY_BYTES_MAX;
+        (!is_short).then_some(header.op)
+    }
+
     /// InfiniStore's protocol has no token: if one is required, its requests are served only after our handshake.
     async fn may_enter(&self) -> Result<()> {
         if self.door.token.is_none() || self.handshake.is_over() {
@@ -203,6 +225,10 @@ impl Connection {
         }
         self.stream.send(&answer, None).await
     }
+}
+
+fn no_hello() -> Error {
+    Error::new(ErrorKind::Permission, "a connection begins with a hello")
 }
 
 /// Waits for the end of a connection's queue pair, forever if it has none.

@@ -213,6 +213,35 @@ fn without_the_token_nobody_gets_in() {
     assert_eq!(ask_present(&mut own, namespace, &[hash(1)]), Answer::Present(vec![0]));
 }
 
+/// Whoever cannot prove the token must not make the server hold megabytes.
+#[test]
+fn a_stranger_s_long_request_is_refused_by_its_header() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("token");
+    std::fs::write(&file, TOKEN).unwrap();
+    let wired = Wired::open(config(16 * MIB, json!({})), json!({"token_file": file}));
+    for (op, body_bytes, answer) in [
+        (b'M', 4_u32 << 20, &400_i32.to_le_bytes()[..]),
+        (b'C', 8, &400_i32.to_le_bytes()),
+        (0x82, 100_000, &0xdead_beef_u32.to_le_bytes()),
+        (0x80, 100_000, &0xdead_beef_u32.to_le_bytes()),
+    ] {
+        let mut tcp = wired.connect();
+        let mut header = 0xdead_beef_u32.to_le_bytes().to_vec();
+        header.push(op);
+        header.extend_from_slice(&body_bytes.to_le_bytes());
+        tcp.write_all(&header).unwrap();
+        // None of the body is sent.
+        let mut answers = Vec::new();
+        std::io::Read::read_to_end(&mut tcp, &mut answers).unwrap();
+        assert!(answers.starts_with(answer), "{op}: {answers:?}");
+    }
+    let mut own = wired.own(Some(TOKEN)).unwrap();
+    let long = format!("{{\"model\":\"{}\"}}", "a".repeat(10_000));
+    let open = Request::Open { canonical: &long };
+    assert!(matches!(own.ask(&open), Answer::Failed(_)), "it is read after the handshake");
+}
+
 #[test]
 fn requests_before_the_hello_and_garbage_end_the_connection() {
     let wired = Wired::open(config(16 * MIB, json!({})), json!({}));
