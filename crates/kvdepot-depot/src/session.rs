@@ -124,6 +124,12 @@ impl Session {
         self.runner.open_namespace(self.user(), canonical, unanswered, None)
     }
 
+    /// Ends this user's use of a namespace.
+    pub(crate) fn close_namespace(&self, namespace: NamespaceHandle) -> Result<()> {
+        self.used.lock().remove(&namespace);
+        self.runner.ask(self.user(), Ask::CloseNamespace { namespace }).map(drop)
+    }
+
     /// Notes that this session's user uses a namespace that another user has opened, within its quota.
     pub(crate) fn use_namespace(&self, namespace: NamespaceHandle) {
         let mut used = self.used.lock();
@@ -185,8 +191,8 @@ impl Session {
                 Response::Namespace { handle: opened.handle, id: opened.id.0, epoch: opened.epoch }
             }
             Request::CloseNamespace { namespace } => {
-                self.used.lock().remove(&namespace);
-                runner.ask(self.user(), Ask::CloseNamespace { namespace }).map(|_| Response::Ok)?
+                self.close_namespace(namespace)?;
+                Response::Ok
             }
             Request::Lookup { namespace, hashes } => {
                 let keys = runner.locator.directory.keys(namespace, checked(&hashes)?)?;

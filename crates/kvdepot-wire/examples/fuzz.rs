@@ -43,6 +43,7 @@ fn corpus() -> Vec<Vec<u8>> {
         Request::Hello { version: 1, features: 3, nonce: [1; 32] },
         Request::Auth { proof: [2; 32] },
         Request::Open { canonical: "{\"facts\":{},\"layout\":[[1,[4096]]]}" },
+        Request::Close { canonical: "{\"facts\":{},\"layout\":[[1,[4096]]]}" },
         Request::Exists { namespace, hashes },
         Request::Prefix { namespace, hashes },
         Request::Get { namespace, wait_ms: 100, hashes },

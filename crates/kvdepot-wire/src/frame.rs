@@ -57,6 +57,11 @@ impl FrameBuffer {
         self.end - self.start
     }
 
+    /// Returns whether the unconsumed bytes begin with these.
+    pub fn begins_with(&self, bytes: &[u8]) -> bool {
+        self.bytes[self.start..self.end].starts_with(bytes)
+    }
+
     /// Returns whether all received bytes are consumed, so that no partial frame waits for its rest.
     pub const fn is_empty(&self) -> bool {
         self.start == self.end

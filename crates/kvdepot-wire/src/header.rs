@@ -50,7 +50,7 @@ pub fn request_bytes_max(op: u8) -> Option<usize> {
         infini::MATCH | infini::DELETE | infini::TCP | infini::RDMA_WRITE | infini::RDMA_READ => {
             Some(INFINI_BODY_BYTES_MAX)
         }
-        own::HELLO..=own::STAT => Some(REQUEST_BODY_BYTES_MAX),
+        own::HELLO..=own::CLOSE => Some(REQUEST_BODY_BYTES_MAX),
         _ => None,
     }
 }

@@ -108,6 +108,7 @@ proptest! {
             Request::Hello { version: numbers.0, features: numbers.1, nonce },
             Request::Auth { proof: nonce },
             Request::Open { canonical: &text },
+            Request::Close { canonical: &text },
             Request::Exists { namespace, hashes: list },
             Request::Prefix { namespace, hashes: list },
             Request::Get { namespace, wait_ms: numbers.0, hashes: list },

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use kvdepot_core::machine::{
     self, Leased, Location, Opened, Outcome, REMOVE_BLOCKS, Reply, Request, Reserve,
 };
-use kvdepot_core::{BlockHash, BlockKey, Error, ErrorKind, NamespaceId, Result};
+use kvdepot_core::{BlockHash, BlockKey, Error, ErrorKind, NamespaceId, NamespaceSpec, Result};
 
 use crate::epochs::Unanswered;
 use crate::locate::Locator;
@@ -110,6 +110,16 @@ impl Direct {
     pub fn open_namespace(&self, canonical: &str) -> Result<OpenNamespace> {
         let (runner, user) = (self.session.runner(), self.session.user());
         runner.open_namespace(user, canonical, Unanswered::Refused, self.most).map(OpenNamespace::from)
+    }
+
+    /// Ends this owner's use of a namespace, if it uses it. The depot forgets namespaces without users when it needs room
+    /// for others.
+    pub fn close_namespace(&self, canonical: &str) -> Result<()> {
+        let spec = NamespaceSpec::from_canonical(canonical)?;
+        match self.session.runner().locator.directory.find(&spec) {
+            Some(known) => self.session.close_namespace(known.handle),
+            None => Ok(()),
+        }
     }
 
     /// Opens namespaces, all at the same time. May wait for a tier's disk, and no longer than for one namespace.

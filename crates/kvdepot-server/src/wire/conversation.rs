@@ -7,7 +7,7 @@ use kvdepot_core::{Error, ErrorKind, Result};
 use kvdepot_wire::FrameBuffer;
 use kvdepot_wire::infini::{code, op as infini_op};
 use kvdepot_wire::limits::{GREETING_BODY_BYTES_MAX, REQUESTS_IN_FLIGHT_MAX};
-use kvdepot_wire::own::{Offer, Request, ServerHandshake, op as own_op};
+use kvdepot_wire::own::{Offer, Request, ServerHandshake, feature, op as own_op};
 use tokio::net::{TcpStream, UnixStream};
 use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinSet;
@@ -24,8 +24,8 @@ use super::tls;
 
 /// The longest time for a peer to prove that it knows the token.
 const HELLO_WAIT: Duration = Duration::from_secs(10);
-/// Optional protocol features of this server: none yet.
-const FEATURES: u64 = 0;
+/// Optional protocol features of this server.
+const FEATURES: u64 = feature::CLOSE;
 
 /// A received request. It is decoded, so it borrows nothing from the buffer that its payload is taken from.
 enum Arrived {

@@ -38,6 +38,7 @@ pub(super) enum Command {
     SetEpoch(NamespaceId, u32),
     Remove(NamespaceId, Vec<BlockHash>),
     Stat,
+    Close(String),
 }
 
 #[derive(Debug)]
@@ -76,6 +77,7 @@ impl Command {
             Request::SetEpoch { namespace, epoch } => Self::SetEpoch(namespace, epoch),
             Request::Remove { namespace, hashes } => Self::Remove(namespace, hashes.iter().collect()),
             Request::Stat => Self::Stat,
+            Request::Close { canonical } => Self::Close(canonical.to_owned()),
         };
         Ok((id, command))
     }
@@ -91,6 +93,7 @@ impl Command {
             Self::SetEpoch(..) => "set_epoch",
             Self::Remove(..) => "remove",
             Self::Stat => "stat",
+            Self::Close(_) => "close",
         }
     }
 }
@@ -177,6 +180,10 @@ impl Connection {
                     self.wait_for(move |direct| direct.remove(&keys)).await?
                 }
                 .into_result()?;
+                Response::Done
+            }
+            Command::Close(canonical) => {
+                self.direct.close_namespace(&canonical)?;
                 Response::Done
             }
             Command::Stat => {

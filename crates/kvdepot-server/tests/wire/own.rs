@@ -5,6 +5,7 @@ use std::io::Write;
 
 use crate::common::{config, hash, spec};
 use crate::wire::{Answer, Wired, bytes, is_closed};
+use kvdepot_core::limits::NAMESPACES_MAX;
 use kvdepot_core::{BlockHash, BlockLayout, ErrorKind, NamespaceId};
 use kvdepot_wire::infini;
 use kvdepot_wire::own::{Hashes, Request, Status};
@@ -240,6 +241,26 @@ fn a_stranger_s_long_request_is_refused_by_its_header() {
     let long = format!("{{\"model\":\"{}\"}}", "a".repeat(10_000));
     let open = Request::Open { canonical: &long };
     assert!(matches!(own.ask(&open), Answer::Failed(_)), "it is read after the handshake");
+}
+
+#[test]
+fn a_namespace_that_a_connection_closes_leaves_its_place() {
+    let wired = Wired::open(config(16 * MIB, json!({})), json!({}));
+    let mut own = wired.own(None).unwrap();
+    let spec_of = |n: usize| spec(&format!("model {n}"), BlockLayout::uniform(1, &[4096]).unwrap());
+    let mut open = |n: usize| own.ask(&Request::Open { canonical: spec_of(n).canonical() });
+    let mut opened = 0;
+    while matches!(open(opened), Answer::Namespace(..)) {
+        opened += 1;
+    }
+    assert!((1..NAMESPACES_MAX).contains(&opened), "{opened}");
+    assert_eq!(open(opened), Answer::Failed(ErrorKind::NoSpace));
+    for n in [0, opened + 7] {
+        assert_eq!(own.ask(&Request::Close { canonical: spec_of(n).canonical() }), Answer::Done);
+    }
+    let answer = own.ask(&Request::Open { canonical: spec_of(opened).canonical() });
+    assert!(matches!(answer, Answer::Namespace(..)), "{answer:?}");
+    assert!(matches!(own.ask(&Request::Close { canonical: "{" }), Answer::Failed(_)));
 }
 
 #[test]

@@ -12,6 +12,12 @@ pub use request::{Hashes, PutBlocks, Request};
 pub use response::Response;
 pub use status::Status;
 
+/// Optional features: bits of hello and welcome. A client uses what both sides have.
+pub mod feature {
+    /// `CLOSE` is understood.
+    pub const CLOSE: u64 = 1;
+}
+
 /// Operations: the header's fifth byte. Requests have bit 7 set, answers bits 7 and 6.
 pub mod op {
     /// First frame of a connection.
@@ -34,6 +40,8 @@ pub mod op {
     pub const REMOVE: u8 = 0x88;
     /// Counters and gauges.
     pub const STAT: u8 = 0x89;
+    /// Ends the connection's use of a namespace.
+    pub const CLOSE: u8 = 0x8a;
 
     /// Answer to `HELLO`.
     pub const WELCOME: u8 = 0xc0;
@@ -49,7 +57,7 @@ pub mod op {
     pub const BLOCK: u8 = 0xc5;
     /// Answer to `PUT`: the outcome for each block.
     pub const STORED: u8 = 0xc6;
-    /// Answer to `REMOVE`.
+    /// Answer to `REMOVE` and `CLOSE`.
     pub const DONE: u8 = 0xc7;
     /// Answer to `STAT`.
     pub const STATS: u8 = 0xc8;

@@ -97,6 +97,8 @@ pub enum Request<'a> {
     Auth { proof: [u8; PROOF_BYTES] },
     /// Opens a namespace by its canonical description.
     Open { canonical: &'a str },
+    /// Ends the connection's use of a namespace: the server may forget it when others need its place.
+    Close { canonical: &'a str },
     /// Asks which blocks exist.
     Exists { namespace: NamespaceId, hashes: Hashes<'a> },
     /// Asks how many leading blocks exist.
@@ -127,6 +129,7 @@ impl<'a> Request<'a> {
             Self::SetEpoch { .. } => op::SET_EPOCH,
             Self::Remove { .. } => op::REMOVE,
             Self::Stat => op::STAT,
+            Self::Close { .. } => op::CLOSE,
         }
     }
 
@@ -150,7 +153,7 @@ impl<'a> Request<'a> {
                 out.extend_from_slice(nonce);
             }
             Self::Auth { proof } => out.extend_from_slice(proof),
-            Self::Open { canonical } => put_list(out, canonical.as_bytes(), 1),
+            Self::Open { canonical } | Self::Close { canonical } => put_list(out, canonical.as_bytes(), 1),
             Self::Exists { namespace, hashes }
             | Self::Prefix { namespace, hashes }
             | Self::Remove { namespace, hashes } => {
@@ -209,6 +212,7 @@ impl<'a> Request<'a> {
             op::SET_EPOCH => Self::SetEpoch { namespace: namespace(&mut reader)?, epoch: reader.u32()? },
             op::REMOVE => Self::Remove { namespace: namespace(&mut reader)?, hashes: hashes(&mut reader)? },
             op::STAT => Self::Stat,
+            op::CLOSE => Self::Close { canonical: reader.text(REQUEST_BODY_BYTES_MAX)? },
             _ => return Err(reader.bad("no such operation").with("op", frame.op)),
         };
         if frame.op == op::HELLO {

@@ -34,7 +34,7 @@ pub enum Response<'a> {
     Block { index: u32, status: Status, block_bytes: u32, crc64: u64 },
     /// Answer to `Put`: the outcome for each block.
     Stored(Vec<Status>),
-    /// Answer to `Remove`.
+    /// Answer to `Remove` and `Close`.
     Done,
     /// Answer to `Stat`: JSON.
     Stats(&'a str),
