@@ -24,6 +24,9 @@ use super::tcp::again;
 use super::value::{self, HEADER_BYTES, MARK, block_name, mark_name};
 use crate::{Done, Written};
 
+/// Number of requests that a connection takes at a time: they would wait for each other here, while other connections
+/// are idle.
+const BATCH_MAX: usize = 1;
 /// Bytes read at a time when they are discarded.
 const SCRATCH_BYTES: usize = 64 << 10;
 
@@ -64,7 +67,7 @@ fn serve_until_over(server: &Server, stream: &Socket) -> (Error, bool, Option<Bl
     let silences = server.silences();
     loop {
         // Nothing reads while no request is in flight: a connection that the server has closed must not take a request.
-        let jobs = server.take(|| server.silences() != silences || stream.is_over());
+        let jobs = server.take(|| server.silences() != silences || stream.is_over(), BATCH_MAX);
         if jobs.is_empty() {
             let error = if server.shared.is_stopping() {
                 Error::new(ErrorKind::Closed, "the tier is closing")

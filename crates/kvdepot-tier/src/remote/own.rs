@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use kvdepot_core::limits::REMOTE_BATCH_BLOCKS_MAX;
 use kvdepot_core::{BlockKey, Error, ErrorKind, NamespaceId, Result};
 use kvdepot_io::IoBuf;
 use kvdepot_io::checksum::crc64_slot;
@@ -41,7 +42,7 @@ pub(super) fn run(server: &Arc<Server>, conn: &Arc<Conn>, buffer: FrameBuffer) -
 fn send_jobs(server: &Server, conn: &Conn) {
     loop {
         conn.wait_for_room();
-        let jobs = server.take(|| conn.pending.lock().closed.is_some());
+        let jobs = server.take(|| conn.pending.lock().closed.is_some(), REMOTE_BATCH_BLOCKS_MAX);
         if jobs.is_empty() {
             return;
         }

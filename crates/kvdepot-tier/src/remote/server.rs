@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use kvdepot_core::limits::{
-    REMOTE_BATCH_BLOCKS_MAX, REMOTE_BATCH_BYTES_MAX, REMOTE_IDLE_LOOK_MS, REMOTE_PARTING_MAX,
-    REMOTE_QUEUE_MAX, REMOTE_READS_IN_A_ROW_MAX, REMOTE_SECOND_WRITER_BYTES,
+    REMOTE_BATCH_BYTES_MAX, REMOTE_IDLE_LOOK_MS, REMOTE_PARTING_MAX, REMOTE_QUEUE_MAX,
+    REMOTE_READS_IN_A_ROW_MAX, REMOTE_SECOND_WRITER_BYTES,
 };
 use kvdepot_core::{Error, ErrorKind, Result};
 use parking_lot::{Condvar, Mutex};
@@ -193,9 +193,9 @@ impl Server {
         (self.shared.config.connections - 1).max(1)
     }
 
-    /// Returns the next requests for a connection, similar enough to be sent as one. It returns none if the connection
-    /// is over.
-    pub(super) fn take(&self, is_over: impl Fn() -> bool) -> Vec<Job> {
+    /// Returns the next requests for a connection, similar enough to be sent as one, and at most `count_max`. It returns
+    /// none if the connection is over.
+    pub(super) fn take(&self, is_over: impl Fn() -> bool, count_max: usize) -> Vec<Job> {
         let mut state = self.state.lock();
         loop {
             if is_over() || self.shared.is_stopping() {
@@ -209,13 +209,13 @@ impl Server {
             if turn {
                 state.reads_in_a_row = 0;
                 state.writing += 1;
-                let jobs = batch(&mut state.writes);
+                let jobs = batch(&mut state.writes, count_max);
                 self.wake_a_sender(&mut state);
                 return jobs;
             }
             if !state.first.is_empty() {
                 state.reads_in_a_row = state.reads_in_a_row.saturating_add(1);
-                let jobs = batch(&mut state.first);
+                let jobs = batch(&mut state.first, count_max);
                 self.wake_a_sender(&mut state);
                 return jobs;
             }
@@ -389,11 +389,11 @@ impl Server {
     }
 }
 
-/// Takes the first job, and the similar ones directly after it.
-fn batch(queue: &mut VecDeque<Job>) -> Vec<Job> {
+/// Takes the first job, and the similar ones directly after it, up to `count_max` in all.
+fn batch(queue: &mut VecDeque<Job>, count_max: usize) -> Vec<Job> {
     let mut jobs: Vec<Job> = queue.pop_front().into_iter().collect();
     let mut bytes = 0;
-    while jobs.len() < REMOTE_BATCH_BLOCKS_MAX
+    while jobs.len() < count_max
         && let (Some(last), Some(next)) = (jobs.last(), queue.front())
     {
         let together = match (&last.what, &next.what) {

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::channel;
 
-use crate::pool_server::PoolServer;
-use crate::pool_server::waits::PATIENCE;
+use crate::pool_server::waits::{PATIENCE, until};
+use crate::pool_server::{Fault, PoolServer};
 use kvdepot_tier::conformance::Bench;
 use kvdepot_tier::{Fetched, ReadItem, RemoteConfig, RemoteTier, WriteItem, Written};
 
@@ -56,4 +56,27 @@ fn a_batch_for_one_server_is_one_request() {
     Bench::answer(&removed).unwrap();
     assert_eq!(count(), (1, 1, 1));
     assert!((0..BLOCKS).all(|n| !bench.read_is_right(n)));
+}
+
+/// There the requests of a connection wait for each other.
+#[test]
+fn a_batch_for_an_infinistore_server_uses_all_connections() {
+    let server = PoolServer::foreign();
+    let config = RemoteConfig { timeout: PATIENCE, ..RemoteConfig::new([server.name()]) };
+    let connections = config.connections;
+    let bench = Bench::new(Arc::new(RemoteTier::open(config).unwrap()));
+    until(|| bench.tier.servers()[0].connections == connections);
+    bench.write_all(BLOCKS);
+    let before = server.state.gets.load(Ordering::SeqCst);
+    server.set(Fault::Held);
+    let (send, read) = channel();
+    let reads = (0..BLOCKS).map(|n| {
+        let send = send.clone();
+        ReadItem::new(bench.key(n), bench.slot(), Box::new(move |outcome| drop(send.send(outcome))))
+    });
+    bench.tier.read(reads.collect(), Bench::soon());
+    let asked = || server.state.gets.load(Ordering::SeqCst) - before;
+    until(|| asked() == connections as u64);
+    server.set(Fault::None);
+    assert!((0..BLOCKS).all(|_| Bench::answer(&read).unwrap() == Fetched::Whole));
 }
