@@ -1,5 +1,5 @@
 //! A proxy to a server that can be shut: then connections are accepted and no bytes move, as if the server hung.
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+#![allow(dead_code, clippy::unwrap_used, reason = "each test uses its part, and fails where it cannot go on")]
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -41,12 +41,21 @@ pub(crate) struct Gate {
 
 impl Gate {
     pub(crate) fn before(server: SocketAddr) -> Self {
+        Self::holding(server, 0)
+    }
+
+    /// No byte of its first connection moves, as if the server had stopped for a while.
+    pub(crate) fn holding_first(server: SocketAddr) -> Self {
+        Self::holding(server, 1)
+    }
+
+    fn holding(server: SocketAddr, count: usize) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let at = listener.local_addr().unwrap();
         let shared = Arc::new(Shared::default());
         let passing = Arc::clone(&shared);
         let acceptor = std::thread::spawn(move || {
-            for inner in listener.incoming() {
+            for (number, inner) in listener.incoming().enumerate() {
                 let (inner, outer) = (inner.unwrap(), TcpStream::connect(server));
                 let Ok(outer) = outer else { continue };
                 let mut state = passing.state.lock();
@@ -55,6 +64,9 @@ impl Gate {
                 }
                 state.streams.extend([inner.try_clone().unwrap(), outer.try_clone().unwrap()]);
                 drop(state);
+                if number < count {
+                    continue;
+                }
                 for (from, to) in [(inner.try_clone().unwrap(), outer.try_clone().unwrap()), (outer, inner)] {
                     let passing = Arc::clone(&passing);
                     std::thread::spawn(move || pump(&passing, from, to));

@@ -11,4 +11,5 @@ mod wire;
 
 mod hung;
 mod pool_server;
+mod sharing;
 mod tls;

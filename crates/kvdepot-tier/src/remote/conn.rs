@@ -1,10 +1,12 @@
 //! A connection with our own protocol: its socket, and the requests in flight.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use kvdepot_core::Error;
+use kvdepot_core::limits::NAMESPACES_MAX;
+use kvdepot_core::{Error, NamespaceSpec};
 use parking_lot::{Condvar, Mutex};
 
 use super::pending::Pending;
@@ -29,6 +31,12 @@ pub(super) struct Conn {
     /// Signalled when a request was answered.
     room: Condvar,
     in_flight_max: usize,
+    /// The depot at the other end.
+    pub(super) depot: Option<u64>,
+    /// Whether the server can be told that a namespace is not used any more.
+    can_close: bool,
+    /// Namespaces that it is to be told of.
+    closing: Mutex<VecDeque<Arc<NamespaceSpec>>>,
     born: Instant,
     /// Time when bytes last moved, in microseconds since `born`.
     progress_us: AtomicU64,
@@ -41,12 +49,15 @@ impl std::fmt::Debug for Conn {
 }
 
 impl Conn {
-    pub(super) fn new(stream: Socket, in_flight_max: u32) -> Self {
+    pub(super) fn new(stream: Socket, in_flight_max: u32, depot: Option<u64>, can_close: bool) -> Self {
         Self {
             stream: Arc::new(stream),
             pending: Mutex::new(Pending::default()),
             room: Condvar::new(),
             in_flight_max: usize::try_from(in_flight_max).unwrap_or(usize::MAX).max(1),
+            depot,
+            can_close,
+            closing: Mutex::default(),
             born: Instant::now(),
             progress_us: AtomicU64::new(0),
         }
@@ -61,6 +72,25 @@ impl Conn {
     /// Records that a request was answered completely.
     pub(super) fn answered(&self) {
         self.room.notify_all();
+    }
+
+    /// Queues a namespace that is not used any more.
+    pub(super) fn close_namespace(&self, spec: &Arc<NamespaceSpec>) {
+        let mut closing = self.closing.lock();
+        // More than a server has places for need not be kept for one that does not read.
+        if self.can_close && closing.len() < NAMESPACES_MAX {
+            closing.push_back(Arc::clone(spec));
+        }
+    }
+
+    /// Returns whether the server is to be told of a namespace that is not used any more.
+    pub(super) fn has_closing(&self) -> bool {
+        !self.closing.lock().is_empty()
+    }
+
+    /// Takes the next one.
+    pub(super) fn next_closing(&self) -> Option<Arc<NamespaceSpec>> {
+        self.closing.lock().pop_front()
     }
 
     /// Waits until one more request may be in flight, or the connection is over.

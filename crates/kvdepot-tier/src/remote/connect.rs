@@ -8,13 +8,14 @@ use kvdepot_core::limits::REMOTE_IDLE_LOOK_MS;
 use kvdepot_core::{Error, ErrorKind, Result};
 use kvdepot_wire::FrameBuffer;
 use kvdepot_wire::header::MAGIC;
-use kvdepot_wire::own::{ClientHandshake, Request, Response, Welcomed};
+use kvdepot_wire::own::{ClientHandshake, Request, Response, Welcomed, feature};
 
 use super::config::RemoteProtocol;
 use super::infini::epochs::greet;
 use super::job::Opened;
 use super::server::{Dialect, Server};
 use super::socket::Socket;
+use super::spaces::Space;
 use super::tcp::again;
 
 /// Answer of a server with TLS to anything else: an alert of TLS 1.x.
@@ -34,13 +35,15 @@ pub(super) struct Link {
     pub(super) dialect: Dialect,
     pub(super) depot: Option<u64>,
     pub(super) requests_in_flight_max: u32,
+    pub(super) can_close: bool,
 }
 
 /// Reason of a failed hello.
 enum Refused {
-    /// The peer is no server of ours, or did not answer.
+    /// The peer answered, and not as our servers do.
     Foreign(Error),
-    /// It is our server, but refuses us.
+    /// It is our server and refuses us, or it did not answer: that a server of ours is slow or closing must not turn it
+    /// into a second store, with blocks and epochs of its own (P12).
     Ours(Error),
 }
 
@@ -50,16 +53,11 @@ pub(super) fn connect(server: &Server) -> Result<Link> {
     if config.protocol == RemoteProtocol::Infinistore {
         return infinistore(server);
     }
-    let begun = Instant::now();
     match own(server) {
         Ok(link) => Ok(link),
         Err(Refused::Ours(error)) => Err(error),
         // Without the proof of a token, anyone could pose as the server and get our blocks.
         Err(Refused::Foreign(error)) if config.protocol == RemoteProtocol::Auto && config.token.is_none() => {
-            if begun.elapsed() >= config.timeout {
-                // A second silence must not be waited for (P2).
-                server.went(&error, false);
-            }
             infinistore(server).map_err(|_| error)
         }
         Err(Refused::Foreign(error)) => Err(error),
@@ -78,8 +76,9 @@ fn own(server: &Server) -> Result<Link, Refused> {
     stream.set_timeouts(None).and_then(|()| stream.set_read_patience(look)).map_err(|e| {
         Refused::Ours(Error::io("cannot prepare a connection", e).with("server", &server.address))
     })?;
-    let Welcomed { requests_in_flight_max, depot, .. } = welcomed;
-    Ok(Link { stream, buffer, dialect: Dialect::Own, depot: Some(depot), requests_in_flight_max })
+    let Welcomed { requests_in_flight_max, depot, features } = welcomed;
+    let can_close = features & feature::CLOSE != 0;
+    Ok(Link { stream, buffer, dialect: Dialect::Own, depot: Some(depot), requests_in_flight_max, can_close })
 }
 
 /// Sends a request that any InfiniStore server can answer.
@@ -93,6 +92,7 @@ fn infinistore(server: &Server) -> Result<Link> {
         dialect: Dialect::Infini,
         depot: None,
         requests_in_flight_max: 1,
+        can_close: false,
     })
 }
 
@@ -161,36 +161,54 @@ struct Talk<'a> {
 
 impl Talk<'_> {
     fn lost(&self, e: std::io::Error) -> Error {
+        use std::io::ErrorKind::{TimedOut, WouldBlock};
+        if matches!(e.kind(), TimedOut | WouldBlock) {
+            return self.server.too_late();
+        }
         Error::io("a remote server disconnected during the handshake", e).with("server", &self.server.address)
     }
 
-    fn send(&mut self, bytes: &[u8]) -> Result<()> {
-        (&self.stream).write_all(bytes).map_err(|e| self.lost(e))
+    fn send(&mut self, mut bytes: &[u8]) -> Result<()> {
+        while !bytes.is_empty() {
+            let mut stream = &self.stream;
+            let sent = self.stream.bound(self.deadline).and_then(|()| again(|| stream.write(bytes)));
+            match sent.map_err(|e| self.lost(e))? {
+                0 => return Err(self.lost(std::io::ErrorKind::WriteZero.into())),
+                count => bytes = &bytes[count..],
+            }
+        }
+        Ok(())
+    }
+
+    /// Receives some bytes by the deadline.
+    fn receive(&mut self) -> Result<()> {
+        let Self { stream, buffer, deadline, .. } = self;
+        let mut reading = &*stream;
+        let read = |room: &mut [u8]| stream.bound(*deadline).and_then(|()| again(|| reading.read(room)));
+        match buffer.read_with(read).map_err(|e| self.lost(e))? {
+            0 => Err(self.lost(std::io::ErrorKind::UnexpectedEof.into())),
+            _ => Ok(()),
+        }
     }
 
     fn hello(&mut self) -> Result<Welcomed, Refused> {
         let nonce = kvdepot_io::random::bytes().map_err(Refused::Ours)?;
         let mut out = Vec::new();
         let token = self.server.shared.config.token.clone();
-        let mut handshake = ClientHandshake::begin(token, 0, nonce, &mut out).map_err(Refused::Ours)?;
-        self.send(&out).map_err(Refused::Foreign)?;
-        let mut magic = [0; 4];
-        let came = (&self.stream).read_exact(&mut magic);
-        // A slow server of ours must not be mistaken for another kind.
-        let known = self.server.dialect() == Some(Dialect::Own);
-        match came {
-            Err(e) if known => return Err(Refused::Ours(self.lost(e))),
-            Err(e) => return Err(Refused::Foreign(self.lost(e))),
-            Ok(()) if magic != MAGIC.to_le_bytes() => {
-                let what = if magic[..2] == TLS_ALERT {
-                    "a remote server speaks TLS only: name the certificates to trust it by, by remote_tls_ca_file"
-                } else {
-                    "a remote server does not speak kvdepot's protocol"
-                };
-                let error = Error::new(ErrorKind::Protocol, what).with("server", &self.server.address);
-                return Err(Refused::Foreign(error));
-            }
-            Ok(()) => self.buffer.extend(&magic),
+        let mut handshake =
+            ClientHandshake::begin(token, feature::CLOSE, nonce, &mut out).map_err(Refused::Ours)?;
+        self.send(&out).map_err(Refused::Ours)?;
+        while self.buffer.len() < size_of_val(&MAGIC) {
+            self.receive().map_err(Refused::Ours)?;
+        }
+        if !self.buffer.begins_with(&MAGIC.to_le_bytes()) {
+            let what = if self.buffer.begins_with(&TLS_ALERT) {
+                "a remote server speaks TLS only: name the certificates to trust it by, by remote_tls_ca_file"
+            } else {
+                "a remote server does not speak kvdepot's protocol"
+            };
+            let error = Error::new(ErrorKind::Protocol, what).with("server", &self.server.address);
+            return Err(Refused::Foreign(error));
         }
         loop {
             out.clear();
@@ -205,29 +223,57 @@ impl Talk<'_> {
 
     /// Synchronises the server's namespaces with ours: it may have been unreachable while an epoch passed.
     fn align(&mut self) -> Result<()> {
-        let server = self.server;
-        for space in server.shared.spaces() {
-            let opened = self.ask(&Request::Open { canonical: space.spec.canonical() })?;
-            if opened.epoch < space.epoch {
-                let request = Request::SetEpoch { namespace: opened.namespace, epoch: space.epoch };
-                server.move_to(&space, || self.ask(&request).map(drop))?;
-            } else if opened.epoch > space.epoch {
-                tracing::warn!(
-                    server = %self.server.address, namespace = %space.spec.root(), epoch = space.epoch,
-                    epoch_there = opened.epoch,
-                    "a remote server's namespace was reset by another depot: its blocks are misses until this depot follows"
-                );
+        let (mut refused, mut first) = (0, None);
+        for space in self.server.shared.spaces() {
+            // It is not found there, or owes a reset and is not used: the others are served.
+            if let Err(error) = self.align_one(&space)? {
+                refused += 1;
+                first.get_or_insert(error);
             }
+        }
+        if let Some(error) = first {
+            tracing::warn!(
+                server = %self.server.address, namespaces = refused, %error,
+                "a remote server refused namespaces: their blocks are misses there until it takes them"
+            );
         }
         Ok(())
     }
 
-    fn ask(&mut self, request: &Request<'_>) -> Result<Opened> {
+    /// Returns the server's refusal inside. Any other failure ends the connection.
+    fn align_one(&mut self, space: &Space) -> Result<Result<()>> {
+        let server = self.server;
+        let opened = match self.ask(&Request::Open { canonical: space.spec.canonical() })? {
+            Ok(opened) => opened,
+            Err(refusal) => return Ok(Err(refusal)),
+        };
+        if opened.epoch < space.epoch {
+            let request = Request::SetEpoch { namespace: opened.namespace, epoch: space.epoch };
+            let mut lost = None;
+            let moved = server.move_to(space, || match self.ask(&request) {
+                Ok(answer) => answer.map(drop),
+                Err(error) => Err(lost.insert(error).clone()),
+            });
+            return lost.map_or(Ok(moved), Err);
+        }
+        if opened.epoch > space.epoch {
+            tracing::warn!(
+                server = %server.address, namespace = %space.spec.root(), epoch = space.epoch,
+                epoch_there = opened.epoch,
+                "a remote server's namespace was reset by another depot: its blocks are misses until this depot follows"
+            );
+        }
+        Ok(Ok(()))
+    }
+
+    /// Returns the server's refusal inside.
+    fn ask(&mut self, request: &Request<'_>) -> Result<Result<Opened>> {
         let mut out = Vec::new();
         request.encode(0, &mut out)?;
         self.send(&out)?;
-        self.answer(|response| match response.into_result()? {
-            Response::Namespace { namespace, epoch, .. } => Ok(Opened { namespace, epoch }),
+        self.answer(|response| match response {
+            Response::Namespace { namespace, epoch, .. } => Ok(Ok(Opened { namespace, epoch })),
+            Response::Failed { kind, message } => Ok(Err(Error::new(kind, message))),
             _ => {
                 Err(Error::new(ErrorKind::Protocol, "a remote server answered something else than was asked"))
             }
@@ -235,21 +281,11 @@ impl Talk<'_> {
     }
 
     fn answer<T>(&mut self, take: impl FnOnce(Response<'_>) -> Result<T>) -> Result<T> {
-        let address = &self.server.address;
         loop {
             if let Some(frame) = self.buffer.next_frame()? {
-                return take(Response::decode(frame)?.1).map_err(|e| e.with("server", address));
+                return take(Response::decode(frame)?.1).map_err(|e| e.with("server", &self.server.address));
             }
-            if Instant::now() > self.deadline {
-                return Err(self.server.too_late());
-            }
-            let mut stream = &self.stream;
-            let count =
-                self.buffer.read_with(|room| again(|| stream.read(room))).map_err(|e| self.lost(e))?;
-            if count == 0 {
-                return Err(Error::new(ErrorKind::Closed, "a remote server closed while greeting")
-                    .with("server", address));
-            }
+            self.receive()?;
         }
     }
 }

@@ -50,8 +50,8 @@ impl From<Error> for Failed {
 type Outcome<T> = Result<T, Failed>;
 
 /// Serves until the connection ends. Returns the reason, and whether the server answered anything before.
-pub(super) fn run(server: &Server, stream: Socket) -> (Error, bool) {
-    let (error, answered, doubtful) = serve_until_over(server, &stream);
+pub(super) fn run(server: &Server, stream: Socket, era: u64) -> (Error, bool) {
+    let (error, answered, doubtful) = serve_until_over(server, &stream, era);
     if let Some(key) = doubtful {
         // The server may have received the write that was sent before the connection was lost, and may still store it.
         let _ = stream.end_sending();
@@ -61,18 +61,21 @@ pub(super) fn run(server: &Server, stream: Socket) -> (Error, bool) {
 }
 
 /// Also returns the block that was being written at the end.
-fn serve_until_over(server: &Server, stream: &Socket) -> (Error, bool, Option<BlockKey>) {
+fn serve_until_over(server: &Server, stream: &Socket, era: u64) -> (Error, bool, Option<BlockKey>) {
     let mut talk = Talk::new(server, stream, Instant::now(), server.shared.config.timeout);
     let mut answered = false;
     let silences = server.silences();
     loop {
         // Nothing reads while no request is in flight: a connection that the server has closed must not take a request.
-        let jobs = server.take(|| server.silences() != silences || stream.is_over(), BATCH_MAX);
+        let is_over = || server.silences() != silences || server.era() != era || stream.is_over();
+        let jobs = server.take(is_over, BATCH_MAX);
         if jobs.is_empty() {
             let error = if server.shared.is_stopping() {
                 Error::new(ErrorKind::Closed, "the tier is closing")
             } else if server.silences() != silences {
                 server.too_late()
+            } else if server.era() != era {
+                server.is_replaced()
             } else {
                 talk.bad(ErrorKind::Unavailable, "a remote server closed the connection")
             };
@@ -153,6 +156,7 @@ impl<'a> Talk<'a> {
             What::Open { spec, done } => self.answer(done, None, |talk, _| {
                 talk.epoch(&spec).map(|epoch| Opened { namespace: spec.id(epoch), epoch })
             }),
+            What::Close { done, .. } => self.end(Some(done), Ok(())),
             What::SetEpoch { spec, epoch, done, .. } => {
                 self.answer(done, None, |talk, _| talk.set_epoch(&spec, epoch))
             }

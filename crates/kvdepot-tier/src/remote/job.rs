@@ -25,6 +25,8 @@ pub(super) enum What {
     Remove { keys: Vec<BlockKey>, done: Done<()> },
     /// Opens a namespace, and returns the id that its keys carry on the server.
     Open { spec: Arc<NamespaceSpec>, done: Done<Opened> },
+    /// Ends this connection's use of a namespace.
+    Close { spec: Arc<NamespaceSpec>, done: Done<()> },
     /// Moves a namespace to an epoch; `now` is the id that its keys carry there.
     SetEpoch { spec: Arc<NamespaceSpec>, now: NamespaceId, epoch: u32, done: Done<()> },
 }
@@ -49,7 +51,9 @@ impl Job {
                 drop(from);
                 done(Err(error.with("key", key)));
             }
-            What::Remove { done, .. } | What::SetEpoch { done, .. } => done(Err(error)),
+            What::Remove { done, .. } | What::SetEpoch { done, .. } | What::Close { done, .. } => {
+                done(Err(error))
+            }
             What::Open { done, .. } => done(Err(error)),
         }
     }
@@ -76,6 +80,7 @@ impl std::fmt::Debug for Job {
             What::Get { key, .. } => ("Get", key),
             What::Put { key, .. } => ("Put", key),
             What::Open { .. } => return f.write_str("Open"),
+            What::Close { .. } => return f.write_str("Close"),
             What::SetEpoch { epoch, .. } => return write!(f, "SetEpoch({epoch})"),
         };
         write!(f, "{}({})", what.0, what.1)

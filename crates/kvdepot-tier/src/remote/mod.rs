@@ -214,9 +214,15 @@ impl Tier for RemoteTier {
     }
 
     fn close_namespace(&self, root: NamespaceId) {
-        let closed = self.shared.spaces.lock().close(root);
+        let mut spaces = self.shared.spaces.lock();
+        let spec = spaces.get(root).map(|space| Arc::clone(&space.spec));
+        let closed = spaces.close(root);
+        drop(spaces);
         if let Some(id) = closed {
             self.shared.beliefs.forget_namespace(id);
+        }
+        if let Some(spec) = spec {
+            self.servers.iter().for_each(|server| server.close_namespace(&spec));
         }
     }
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use kvdepot_core::limits::REMOTE_BATCH_BLOCKS_MAX;
-use kvdepot_core::{BlockKey, Error, ErrorKind, NamespaceId, Result};
+use kvdepot_core::{BlockKey, Error, ErrorKind, NamespaceId, NamespaceSpec, Result};
 use kvdepot_io::IoBuf;
 use kvdepot_io::checksum::crc64_slot;
 use kvdepot_wire::FrameBuffer;
@@ -42,9 +42,18 @@ pub(super) fn run(server: &Arc<Server>, conn: &Arc<Conn>, buffer: FrameBuffer) -
 fn send_jobs(server: &Server, conn: &Conn) {
     loop {
         conn.wait_for_room();
-        let jobs = server.take(|| conn.pending.lock().closed.is_some(), REMOTE_BATCH_BLOCKS_MAX);
+        let is_over = || conn.pending.lock().closed.is_some();
+        let mut jobs = server.take(|| is_over() || conn.has_closing(), REMOTE_BATCH_BLOCKS_MAX);
         if jobs.is_empty() {
-            return;
+            if is_over() || server.shared.is_stopping() {
+                return;
+            }
+            // Not if it was opened again: no other thread sends here, so its opening comes later or is known by now.
+            let is_closed =
+                |spec: &Arc<NamespaceSpec>| server.shared.spaces.lock().get(spec.root()).is_none();
+            let Some(spec) = conn.next_closing().filter(is_closed) else { continue };
+            let deadline = Instant::now() + server.shared.config.timeout;
+            jobs.push(Job { deadline, what: What::Close { spec, done: Box::new(|_| {}) } });
         }
         let is_write = jobs.iter().any(Job::is_write);
         let sent = conn.send_jobs(server, jobs);
@@ -124,7 +133,9 @@ fn prepare(
             What::Exists { keys, done } => {
                 return Ok((Asked::Exists { count: keys.len(), deadline, done: Some(done) }, bodies));
             }
-            What::Remove { done, .. } => return Ok((Asked::Remove { deadline, done: Some(done) }, bodies)),
+            What::Remove { done, .. } | What::Close { done, .. } => {
+                return Ok((Asked::Remove { deadline, done: Some(done) }, bodies));
+            }
             What::Open { done, .. } => return Ok((Asked::Open { deadline, done: Some(done) }, bodies)),
             What::SetEpoch { done, .. } => {
                 return Ok((Asked::SetEpoch { deadline, done: Some(done) }, bodies));
@@ -185,6 +196,7 @@ fn encode(server: &Server, id: u64, jobs: &[Job], frame: &mut Vec<u8>) -> Result
             Request::Remove { namespace, hashes: Hashes::new(&bytes)? }.encode(id, frame)
         }
         What::Open { spec, .. } => Request::Open { canonical: spec.canonical() }.encode(id, frame),
+        What::Close { spec, .. } => Request::Close { canonical: spec.canonical() }.encode(id, frame),
         What::SetEpoch { now, epoch, .. } => {
             Request::SetEpoch { namespace: *now, epoch: *epoch }.encode(id, frame)
         }

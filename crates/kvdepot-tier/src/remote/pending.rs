@@ -47,6 +47,7 @@ pub(super) enum Asked {
         sending: bool,
         early: Option<Result<Vec<Status>>>,
     },
+    /// A removal, or the end of a namespace's use.
     Remove {
         deadline: Instant,
         done: Option<Done<()>>,

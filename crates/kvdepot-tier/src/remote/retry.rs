@@ -22,6 +22,10 @@ impl Everyone {
                 let (root, address) = (space.spec.root(), &server.address);
                 match self.retry_at(index, &space) {
                     Ok(()) => {
+                        if self.shared.spaces.lock().get(root).is_none() {
+                            // It was closed meanwhile.
+                            server.close_namespace(&space.spec);
+                        }
                         tracing::warn!(namespace = %root, server = %address, "a remote server has taken a reset now");
                     }
                     Err(error) => {

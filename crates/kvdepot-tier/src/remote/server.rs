@@ -9,7 +9,7 @@ use kvdepot_core::limits::{
     REMOTE_BATCH_BYTES_MAX, REMOTE_IDLE_LOOK_MS, REMOTE_PARTING_MAX, REMOTE_QUEUE_MAX,
     REMOTE_READS_IN_A_ROW_MAX, REMOTE_SECOND_WRITER_BYTES,
 };
-use kvdepot_core::{Error, ErrorKind, Result};
+use kvdepot_core::{Error, ErrorKind, NamespaceSpec, Result};
 use parking_lot::{Condvar, Mutex};
 
 use super::conn::{Conn, Host};
@@ -55,6 +55,8 @@ pub(super) struct Server {
     changed: Condvar,
     /// Number of times that it owed an answer for too long.
     silences: AtomicU64,
+    /// Number of times that another server took its place while connections were open.
+    era: AtomicU64,
 }
 
 #[derive(Debug)]
@@ -115,7 +117,17 @@ impl Server {
             last_error: None,
         };
         let (state, work, changed) = (Mutex::new(state), Condvar::new(), Condvar::new());
-        Self { index, address, addresses, shared, state, work, changed, silences: AtomicU64::new(0) }
+        Self {
+            index,
+            address,
+            addresses,
+            shared,
+            state,
+            work,
+            changed,
+            silences: AtomicU64::new(0),
+            era: AtomicU64::new(0),
+        }
     }
 
     pub(super) fn health(&self) -> Health {
@@ -273,18 +285,50 @@ impl Server {
         Error::new(ErrorKind::Timeout, "a remote server did not answer in time").with("server", &self.address)
     }
 
-    pub(super) fn came(&self, dialect: Dialect, depot: Option<u64>) {
-        let (first, other) = {
-            let state = self.state.lock();
-            let first = state.health != Health::Up;
-            // It is another depot, or one that cannot tell: the knowledge about its blocks is no longer certain.
-            (first, first && (depot.is_none() || state.depot != depot))
-        };
-        // Before any connection serves, because what they learn from now on must be kept.
-        let had = if other { self.shared.forget_server(self.index) } else { Vec::new() };
+    /// Returns the error of a connection whose server another one has replaced.
+    pub(super) fn is_replaced(&self) -> Error {
+        Error::new(ErrorKind::Unavailable, "another depot has taken the place of a remote server")
+            .with("server", &self.address)
+    }
+
+    /// Returns how often another server took its place while connections were open.
+    pub(super) fn era(&self) -> u64 {
+        self.era.load(Ordering::Acquire)
+    }
+
+    /// Counts a new connection to this depot, before it serves. Connections to the depot that it replaces end: one
+    /// server must not be two stores. Returns the era that it belongs to.
+    pub(super) fn came(&self, dialect: Dialect, depot: Option<u64>) -> u64 {
         let mut state = self.state.lock();
-        (state.health, state.dialect, state.depot) = (Health::Up, Some(dialect), depot);
-        state.up += 1;
+        let first = state.health != Health::Up;
+        let is_same = state.dialect == Some(dialect) && state.depot == depot;
+        // One that cannot tell which depot it is may be another one.
+        let is_other = !is_same || (first && depot.is_none());
+        let is_replaced = !first && !is_same;
+        (state.dialect, state.depot) = (Some(dialect), depot);
+        // It counts before the earlier ones end, or the server would be down in between.
+        state.up += usize::from(!first);
+        let era = self.era.fetch_add(u64::from(is_replaced), Ordering::AcqRel) + u64::from(is_replaced);
+        let ending: Vec<Arc<Conn>> = if is_replaced {
+            state.conns.iter().filter(|conn| conn.depot != depot).cloned().collect()
+        } else {
+            Vec::new()
+        };
+        drop(state);
+        if is_replaced {
+            tracing::warn!(
+                server = %self.address, ?dialect,
+                "another depot has taken the place of a remote server: connections to the earlier one are closed"
+            );
+            self.wake();
+        }
+        let error = self.is_replaced();
+        ending.iter().for_each(|conn| conn.close(self, &error));
+        // After the earlier one's last answers, and before this connection serves: what it learns must be kept.
+        let had = if is_other { self.shared.forget_server(self.index) } else { Vec::new() };
+        let mut state = self.state.lock();
+        state.health = Health::Up;
+        state.up += usize::from(first);
         drop(state);
         self.changed.notify_all();
         if first {
@@ -294,6 +338,7 @@ impl Server {
         if depot.is_some() {
             self.shared.tell_lost(&had);
         }
+        era
     }
 
     pub(super) fn went(&self, error: &Error, was_up: bool) {
@@ -376,6 +421,14 @@ impl Server {
         let conns = self.state.lock().conns.clone();
         let error = Error::new(ErrorKind::Closed, "the tier is closing");
         conns.iter().for_each(|conn| conn.close(self, &error));
+        self.wake();
+    }
+
+    /// Tells the server on each connection that a namespace is not used any more: otherwise it would keep a place for it as
+    /// long as any of them lives.
+    pub(super) fn close_namespace(&self, spec: &Arc<NamespaceSpec>) {
+        let conns = self.state.lock().conns.clone();
+        conns.iter().for_each(|conn| conn.close_namespace(spec));
         self.wake();
     }
 

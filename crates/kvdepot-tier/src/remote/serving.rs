@@ -39,7 +39,12 @@ fn keep_connected(server: &Arc<Server>, index: usize) {
             Ok(link) => {
                 let (error, answered) = match link.dialect {
                     Dialect::Own => {
-                        let conn = Arc::new(Conn::new(link.stream, link.requests_in_flight_max));
+                        let conn = Arc::new(Conn::new(
+                            link.stream,
+                            link.requests_in_flight_max,
+                            link.depot,
+                            link.can_close,
+                        ));
                         // Registered before the server counts as up, because the check for silence must find all
                         // connections.
                         server.add_conn(&conn);
@@ -53,8 +58,8 @@ fn keep_connected(server: &Arc<Server>, index: usize) {
                         end
                     }
                     Dialect::Infini => {
-                        server.came(link.dialect, link.depot);
-                        infini::run(server, link.stream)
+                        let era = server.came(link.dialect, link.depot);
+                        infini::run(server, link.stream, era)
                     }
                 };
                 server.went(&error, true);

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::pool_server::{PoolServer, Speaks};
-use kvdepot_tier::{RemoteConfig, RemoteTier, Tier, conformance};
+use kvdepot_tier::{RemoteConfig, RemoteProtocol, RemoteTier, Tier, conformance};
 
 /// Settings under which nothing depends on how fast this machine is.
 fn config(servers: &[PoolServer]) -> RemoteConfig {
@@ -17,12 +17,12 @@ fn config(servers: &[PoolServer]) -> RemoteConfig {
     config
 }
 
-fn check(speaks: Speaks, count: usize, connections: usize) {
+fn check(speaks: Speaks, protocol: RemoteProtocol, count: usize, connections: usize) {
     // Servers live as long as the suite, each tier has its own.
     let servers = RefCell::new(Vec::new());
     conformance::check(&|| {
         let fresh: Vec<PoolServer> = (0..count).map(|_| PoolServer::start(speaks, None)).collect();
-        let config = RemoteConfig { connections, ..config(&fresh) };
+        let config = RemoteConfig { protocol, connections, ..config(&fresh) };
         servers.borrow_mut().extend(fresh);
         Arc::new(RemoteTier::open(config).unwrap()) as Arc<dyn Tier>
     });
@@ -31,22 +31,22 @@ fn check(speaks: Speaks, count: usize, connections: usize) {
 
 #[test]
 fn one_server() {
-    check(Speaks::Own, 1, 4);
+    check(Speaks::Own, RemoteProtocol::Auto, 1, 4);
 }
 
 #[test]
 fn three_servers_with_one_connection_each() {
-    check(Speaks::Own, 3, 1);
+    check(Speaks::Own, RemoteProtocol::Auto, 3, 1);
 }
 
 #[test]
 fn an_infinistore_server() {
-    check(Speaks::Foreign { answers_unknown: true }, 1, 4);
+    check(Speaks::Foreign { answers_unknown: true }, RemoteProtocol::Auto, 1, 4);
 }
 
 #[test]
 fn two_infinistore_servers_that_close_on_a_hello() {
-    check(Speaks::Foreign { answers_unknown: false }, 2, 2);
+    check(Speaks::Foreign { answers_unknown: false }, RemoteProtocol::Infinistore, 2, 2);
 }
 
 #[test]

@@ -285,6 +285,58 @@ fn blocks_of_a_server_that_another_depot_replaces_are_reported_as_lost() {
     drop((again, b));
 }
 
+/// One connection after another breaks, so that the server is never gone.
+#[test]
+fn a_server_that_another_depot_replaces_behind_open_connections_is_noticed() {
+    let mut old = PoolServer::own();
+    let bench = open(config(&[&old]));
+    let heard = Arc::new(Heard::default());
+    listen(&*bench.tier, &heard);
+    until(|| bench.tier.servers()[0].connections == 2);
+    bench.write_all(10);
+    old.shut();
+    let new = PoolServer::start_on(old.address, Speaks::Own, None, Arc::default());
+    old.disconnect_one();
+    until(|| heard.0.lock().len() == 10);
+    until(|| bench.tier.servers()[0].connections == 2);
+    assert_eq!(new.state.connections.load(Ordering::SeqCst), 2, "none is left to the earlier one");
+    assert!(bench.tier.servers()[0].up);
+    bench.write_all(10);
+    assert_eq!(new.state.store.lock().blocks.len(), 10, "they are stored again");
+    assert!((0..10).all(|n| bench.read_is_right(n)));
+}
+
+#[test]
+fn a_server_that_refuses_a_namespace_serves_the_others() {
+    let server = PoolServer::own();
+    let bench = open(config(&[&server]));
+    let other =
+        Bench::with(Arc::clone(&bench.tier), spec("other", BlockLayout::new(vec![vec![5000]]).unwrap()));
+    bench.write_all(5);
+    assert!(other.write(0).is_ok());
+    server.state.store.lock().refused = Some(other.spec.root());
+    let before = bench.tier.servers()[0].failures;
+    server.disconnect();
+    until(|| bench.tier.servers()[0].failures >= before + 2 && bench.tier.servers()[0].connections == 2);
+    assert!((0..5).all(|n| bench.read_is_right(n)) && bench.write(7).is_ok());
+}
+
+/// The same server in two protocols would be two stores.
+#[test]
+fn connections_by_infinistore_s_protocol_end_when_a_depot_takes_the_place_of_its_server() {
+    let mut old = PoolServer::foreign();
+    let bench = open(config(&[&old]));
+    until(|| bench.tier.servers()[0].connections == 2);
+    bench.write_all(10);
+    old.shut();
+    let new = PoolServer::start_on(old.address, Speaks::Own, None, Arc::default());
+    old.disconnect_one();
+    until(|| new.state.connections.load(Ordering::SeqCst) == 2);
+    until(|| (20..30).all(|n| can_write(&bench, n)));
+    assert_eq!(new.state.store.lock().blocks.len(), 10);
+    assert!((0..10).all(|n| !bench.read_is_right(n)), "none is read from the earlier one");
+}
+
 /// Its connection may only have broken, and it keeps what it had.
 #[test]
 fn blocks_of_a_server_that_cannot_tell_which_depot_it_is_are_not_reported_as_lost() {
@@ -399,6 +451,27 @@ fn a_protocol_can_be_insisted_on() {
     let bench = with(RemoteProtocol::Kvdepot, &foreign);
     until(|| bench.peek(1) == Presence::Absent);
     assert!(bench.write(2).is_err());
+}
+
+/// P12: it may be ours, closing or frozen. By InfiniStore's protocol it would be a second store beside the one that
+/// other nodes see.
+#[test]
+fn a_server_that_does_not_answer_a_hello_is_not_taken_for_infinistore_s() {
+    let closes = PoolServer::start(Speaks::Foreign { answers_unknown: false }, None);
+    let bench = open(config(&[&closes]));
+    until(|| bench.tier.servers()[0].failures > 1);
+    assert!(bench.write(1).is_err() && closes.state.store.lock().values.is_empty());
+    assert_eq!(closes.state.exists.load(Ordering::SeqCst), 0, "it was not asked in InfiniStore's protocol");
+    let silent = PoolServer::foreign();
+    silent.set(Fault::HungHello);
+    let bench = open(hasty(&[&silent]));
+    until(|| bench.tier.servers()[0].failures > 0);
+    let error = bench.tier.servers()[0].last_error.clone().unwrap();
+    assert!(error.contains("did not answer in time"), "{error}");
+    assert_eq!(silent.state.exists.load(Ordering::SeqCst), 0);
+    silent.set(Fault::None);
+    until(|| can_write(&bench, 2));
+    assert!(!silent.state.store.lock().values.is_empty(), "its answer shows what it is");
 }
 
 /// P8, over one server: two models share it and never meet.

@@ -76,6 +76,8 @@ pub(crate) struct Store {
     pub(crate) roots: HashMap<NamespaceId, NamespaceId>,
     pub(crate) blocks: HashMap<BlockKey, (Vec<u8>, u64)>,
     pub(crate) values: HashMap<Vec<u8>, Vec<u8>>,
+    /// A namespace that is not opened; our own protocol only.
+    pub(crate) refused: Option<NamespaceId>,
 }
 
 pub(crate) struct State {
@@ -94,7 +96,7 @@ pub(crate) struct State {
     pub(crate) removes: AtomicU64,
     /// Number of requests whether a key is present; InfiniStore's protocol only.
     pub(crate) exists: AtomicU64,
-    /// Reason for which InfiniStore's own server would have crashed.
+    /// Reason for which InfiniStore's own server would have crashed, or ours would have closed the connection.
     crashed: Mutex<Option<&'static str>>,
     /// Number of connections left hanging so far.
     pub(crate) hanging: AtomicU64,
@@ -104,6 +106,8 @@ pub(crate) struct State {
     held: Mutex<Vec<String>>,
     streams: Mutex<Vec<TcpStream>>,
     stopping: AtomicBool,
+    /// Whether no more connections are accepted.
+    is_shut: AtomicBool,
 }
 
 impl State {
@@ -209,6 +213,7 @@ impl PoolServer {
             held: Mutex::default(),
             streams: Mutex::default(),
             stopping: AtomicBool::new(false),
+            is_shut: AtomicBool::new(false),
         });
         let accepting = Arc::clone(&state);
         let acceptor = std::thread::spawn(move || accept(&listener, &accepting));
@@ -231,6 +236,20 @@ impl PoolServer {
         }
     }
 
+    /// Accepts no more connections; those that are open live on. Another server may take the address.
+    pub(crate) fn shut(&mut self) {
+        self.state.is_shut.store(true, Ordering::SeqCst);
+        let _ = TcpStream::connect(self.address);
+        if let Some(acceptor) = self.acceptor.take() {
+            acceptor.join().unwrap();
+        }
+    }
+
+    /// Ends the latest connection.
+    pub(crate) fn disconnect_one(&self) {
+        let _ = self.state.streams.lock().pop().unwrap().shutdown(Shutdown::Both);
+    }
+
     /// Stops immediately, like a killed process. Returns the address and the content.
     pub(crate) fn kill(mut self) -> (SocketAddr, Arc<Mutex<Store>>) {
         self.stop();
@@ -243,9 +262,9 @@ impl PoolServer {
         for stream in self.state.streams.lock().drain(..) {
             let _ = stream.shutdown(Shutdown::Both);
         }
-        // Wakes the acceptor.
-        let _ = TcpStream::connect(self.address);
         if let Some(acceptor) = self.acceptor.take() {
+            // Wakes it.
+            let _ = TcpStream::connect(self.address);
             acceptor.join().unwrap();
         }
         for stream in self.state.streams.lock().drain(..) {
@@ -258,14 +277,18 @@ impl Drop for PoolServer {
     fn drop(&mut self) {
         self.stop();
         if !std::thread::panicking() {
-            assert_eq!(*self.state.crashed.lock(), None, "InfiniStore's own server would be dead");
+            assert_eq!(
+                *self.state.crashed.lock(),
+                None,
+                "a real server would be dead, or closed the connection"
+            );
         }
     }
 }
 
 fn accept(listener: &TcpListener, state: &Arc<State>) {
     for stream in listener.incoming() {
-        if state.stopping.load(Ordering::SeqCst) {
+        if state.stopping.load(Ordering::SeqCst) || state.is_shut.load(Ordering::SeqCst) {
             return;
         }
         let Ok(stream) = stream else { continue };

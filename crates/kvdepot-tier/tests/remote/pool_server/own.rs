@@ -68,6 +68,10 @@ fn answer(state: &State, request: &Request<'_>, id: u64, out: &mut Vec<u8>) -> S
         Request::Open { canonical } => {
             let spec = NamespaceSpec::from_canonical(canonical)?;
             let root = spec.root();
+            if store.refused == Some(root) {
+                let failed = Response::Failed { kind: ErrorKind::NoSpace, message: "no place for it" };
+                return Ok(failed.encode(id, out)?);
+            }
             let current = store.roots.get(&root).copied();
             let namespace = current.unwrap_or_else(|| spec.id(0));
             let block_bytes = u32::try_from(spec.layout().block_bytes())?;
@@ -114,6 +118,8 @@ fn answer(state: &State, request: &Request<'_>, id: u64, out: &mut Vec<u8>) -> S
             hashes.iter().for_each(|hash| drop(store.blocks.remove(&key(*namespace, hash))));
             Response::Done
         }
+        // Its welcome has no features.
+        Request::Close { .. } => return state.survives(false, "a request that it does not know"),
         Request::Stat => Response::Stats("{}"),
         _ => Response::Failed { kind: ErrorKind::Protocol, message: "out of turn" },
     };
