@@ -212,8 +212,8 @@ impl Session {
                 let tiers = self.tiers_named(tiers.as_deref())?;
                 self.open_claim(&groups, (ahead, &hashes), (skip, limit), tiers, &label)?
             }
-            Request::ClaimPoll { claim, settle } => self.ask_claim(Ask::ClaimPoll { claim, settle })?,
-            Request::ClaimDecline { claim } => self.ask_claim(Ask::ClaimDecline { claim })?,
+            Request::ClaimPoll { claim, settle } => self.settle_claim(Ask::ClaimPoll { claim, settle })?,
+            Request::ClaimDecline { claim } => self.settle_claim(Ask::ClaimDecline { claim })?,
             Request::ClaimRelease { claim, tell_times } => {
                 let times = if tell_times { self.claim_times(claim).ok() } else { None };
                 let done = self.done(Ask::ClaimRelease { claim })?;
@@ -494,12 +494,15 @@ impl Session {
         let runner = &self.runner;
         let (deadline, patience) = (runner.deadline(), runner.config.timeout_ms * 1_000_000);
         let label = (!label.is_empty()).then(|| label.chars().take(CLAIM_LABEL_CHARS_MAX).collect());
-        self.ask_claim(Ask::ClaimOpen { groups, hashes, skip, limit, tiers, deadline, patience, label })
+        let request = Ask::ClaimOpen { groups, hashes, skip, limit, tiers, deadline, patience, label };
+        answer(self.runner.ask_within(self.owner, request, Instant::now() + CLAIM_GRACE)?)
     }
 
-    /// Makes a request that is answered by a claim's progress, which another thread may make.
-    fn ask_claim(&self, request: Ask) -> Result<Response> {
-        answer(self.runner.ask_within(self.owner, request, Instant::now() + CLAIM_GRACE)?)
+    /// Makes a request that may settle a claim with what has come, in work of this thread or another one. An answer before the
+    /// end of it would be a miss of what is there: the client limits the wait.
+    fn settle_claim(&self, request: Ask) -> Result<Response> {
+        let limit = Duration::from_millis(self.runner.config.timeout_ms);
+        answer(self.runner.ask_within(self.owner, request, Instant::now() + limit)?)
     }
 
     /// Ends the session's claims. Returns whether it still holds leases. A claim's leases only keep blocks in the pool:

@@ -20,6 +20,14 @@ use crate::priority::Priority;
 /// takes, so that only one of them copies it.
 const FILL_PATIENCE_S: u32 = 60;
 
+/// Whether the pool has a block that a client would dump.
+enum Had {
+    No,
+    Yes,
+    /// A client has been filling this slot with it for so long that it may never complete it.
+    FilledLate(SlotId),
+}
+
 impl Machine {
     #[expect(clippy::too_many_arguments, reason = "the fields of the request")]
     pub(super) fn reserve(
@@ -56,7 +64,9 @@ impl Machine {
             .collect();
         self.pool.prefetch(keys.iter().map(|&(_, hash)| hash));
         for (key, hash) in keys {
-            if !how.is_value() && self.has_for_dump(&key, hash, how.priority(), out) {
+            let had =
+                if how.is_value() { Had::No } else { self.has_for_dump(&key, hash, how.priority(), out) };
+            if matches!(had, Had::Yes) {
                 self.counters.dump_blocks_had += 1;
                 outcomes.push(Outcome::Have);
                 continue;
@@ -71,7 +81,19 @@ impl Machine {
                 outcomes.push(Outcome::Refused(kind));
                 continue;
             }
-            outcomes.push(match self.reserve_one(owner, &namespace, (key, hash), how, runs_left) {
+            if let Had::FilledLate(slot) = had {
+                self.pool.unname(slot);
+            }
+            let reserved = self.reserve_one(owner, &namespace, (key, hash), how, runs_left);
+            if let Had::FilledLate(slot) = had {
+                if reserved.is_ok() {
+                    self.pool.supersede(slot);
+                } else {
+                    // Nobody has it otherwise.
+                    self.pool.name(slot);
+                }
+            }
+            outcomes.push(match reserved {
                 Ok(leased) => {
                     filling += namespace.slot_bytes();
                     runs_left -= leased.runs.len().min(runs_left);
@@ -96,19 +118,18 @@ impl Machine {
 
     /// Returns whether a block need not be dumped. If a tier or another client is late with it, it is not waited for: the caller
     /// has it.
-    fn has_for_dump(&mut self, key: &PoolKey, hash: u64, priority: Priority, out: &mut Effects) -> bool {
-        let Some(slot) = self.pool.find_kept_hashed(key, hash) else { return false };
+    fn has_for_dump(&mut self, key: &PoolKey, hash: u64, priority: Priority, out: &mut Effects) -> Had {
+        let Some(slot) = self.pool.find_kept_hashed(key, hash) else { return Had::No };
         if self.is_filled_late(slot) {
-            self.pool.supersede(slot);
-            return false;
+            return Had::FilledLate(slot);
         }
         let Some(tier) = self.flow.late_reader(&self.pool, slot) else {
             self.pool.raise_priority(slot, priority);
-            return true;
+            return Had::Yes;
         };
         self.give_up_read(tier, slot, out);
         // It may have been a copy of a block that lies in a tier's memory.
-        self.pool.find_kept_hashed(key, hash).is_some()
+        if self.pool.find_kept_hashed(key, hash).is_some() { Had::Yes } else { Had::No }
     }
 
     /// Returns whether a client has been filling a slot for so long that it may never complete it.

@@ -84,3 +84,21 @@ fn a_client_that_ends_in_a_late_dump_gives_its_slot_back() {
     commit(&mut lab, SECOND_OWNER, second.lease);
     assert_eq!((found(&mut lab), lab.machine.gauges().pool_free_bytes), (Some(second.slot), 3 * BLOCK));
 }
+
+#[test]
+fn a_late_dump_counts_if_nobody_else_finds_room_for_it() {
+    let mut lab = Lab::new(1, 0);
+    lab.now = SECOND;
+    let first = leased(reserve(&mut lab, FIRST));
+    lab.now = 62 * SECOND;
+    for _ in 0..2 {
+        assert!(
+            matches!(reserve(&mut lab, SECOND_OWNER), Outcome::Refused(_)),
+            "the first one has the only slot"
+        );
+    }
+    commit(&mut lab, FIRST, first.lease);
+    assert_eq!(found(&mut lab), Some(first.slot));
+    assert!(matches!(reserve(&mut lab, SECOND_OWNER), Outcome::Have));
+    lab.machine.check().unwrap();
+}

@@ -15,7 +15,7 @@ use crate::message::Shards;
 /// The dump, as its user and the jobs of its shards have it.
 pub(crate) struct Layers {
     state: Mutex<LayerDumpState>,
-    /// Why no further shard is to be copied. Never locked for long.
+    /// Why no further shard is to be copied. Nothing else is locked while it is, and the engine's thread waits for nothing.
     given_up: Mutex<Option<Error>>,
 }
 
@@ -39,9 +39,15 @@ impl Layers {
         let rest = Work { kept: Vec::new(), ..work.clone() };
         self.run(work, shard);
         // Whoever gave it up meanwhile has found the state locked.
-        if let Some(error) = self.given_up.lock().take() {
+        if let Some(error) = self.reason() {
             self.state.lock().end(rest, &error);
         }
+    }
+
+    /// Returns the reason, which stays: until somebody has ended the dump, whoever gets the state must not begin a copy. The
+    /// reason's lock has ended on return: in a condition of `if let` it would last until the end of the body.
+    fn reason(&self) -> Option<Error> {
+        self.given_up.lock().clone()
     }
 
     fn run(&self, mut work: Work, shard: usize) {
@@ -51,7 +57,7 @@ impl Layers {
             work.kept.clear();
             return;
         }
-        if let Some(error) = self.given_up.lock().take() {
+        if let Some(error) = self.reason() {
             return state.end(work, &error);
         }
         match state.try_shard(&work, shard) {
@@ -68,7 +74,7 @@ impl Layers {
     pub(crate) fn give_up(&self, work: Work, error: Error) {
         *self.given_up.lock() = Some(error);
         if let Some(mut state) = self.state.try_lock()
-            && let Some(error) = self.given_up.lock().take()
+            && let Some(error) = self.reason()
         {
             state.end(work, &error);
         }

@@ -17,6 +17,9 @@ use crate::client::work::Work;
 use crate::message::Shards;
 use kvdepot_core::runs::Runs;
 
+/// Number of blocks beyond which those that were lost long ago are forgotten.
+const LOST_MAX: usize = 1 << 16;
+
 struct Open {
     lease: u64,
     runs: Runs,
@@ -136,7 +139,9 @@ impl Partial {
     fn end_late(&mut self, work: &Work) {
         let (now, patience) = (Instant::now(), work.state.time_limit());
         let is_late = |at: Instant| now.saturating_duration_since(at) > patience;
-        self.lost.retain(|_, lost| !is_late(lost.at));
+        if self.lost.len() > LOST_MAX {
+            self.lost.retain(|_, lost| !is_late(lost.at));
+        }
         let mut leases = Vec::new();
         for (hash, open) in self.open.extract_if(|_, open| is_late(open.at)) {
             leases.push(open.lease);

@@ -498,10 +498,9 @@ impl Pool {
         end
     }
 
-    /// Makes another slot possible for the block that a slot is being filled with. Its bytes are dropped when its client has
+    /// Gives up a slot that is being filled, because another one has got its block. Its bytes are dropped when its client has
     /// filled it, and stay reserved until then, since that client may still copy into it (P4).
     pub(crate) fn supersede(&mut self, id: SlotId) {
-        self.unname(id);
         if self.flaws.has(Flaw::LateFillLetGo) {
             self.abandon(id);
         } else {
