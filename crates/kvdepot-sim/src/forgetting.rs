@@ -45,9 +45,15 @@ impl World {
     /// Opens a namespace for a client, or for the depot itself. The depot may refuse it.
     pub(crate) fn open(&mut self, client: Option<usize>, number: usize) -> Result<(), Fail> {
         let (spec, was_known) = (&specs::all()[number], self.spaces[number].known);
-        let stored = self.epoch_in_tiers(spec.root());
+        let mut stored = self.epoch_in_tiers(spec.root());
         // A known namespace is opened by its number.
-        let use_known = was_known && self.rng.chance(50);
+        let mut use_known = was_known && self.rng.chance(50);
+        let was_provisional = was_known && self.spaces[number].provisional;
+        if was_provisional && !use_known && self.silent_tier(number).is_none() {
+            // Opening it says that all tiers have stored its epoch, so one that lags has to do that first.
+            stored = stored.max(self.spaces[number].epoch);
+            use_known = !self.store_epoch(spec.root(), stored);
+        }
         let silent = if use_known { None } else { self.silent_tier(number) };
         let request = match silent {
             _ if use_known => Request::UseNamespace { namespace: self.spaces[number].handle },
@@ -83,6 +89,7 @@ impl World {
             space.leases_before = leases;
         }
         (space.handle, space.epoch, space.known) = (opened.handle, opened.epoch.max(space.epoch), true);
+        space.unstored &= !(was_provisional && !provisional);
         space.provisional = provisional;
         if let Some(client) = client {
             self.clients[client].uses.insert(number);
