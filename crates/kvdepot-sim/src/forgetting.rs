@@ -89,7 +89,7 @@ impl World {
             space.leases_before = leases;
         }
         (space.handle, space.epoch, space.known) = (opened.handle, opened.epoch.max(space.epoch), true);
-        space.unstored &= !(was_provisional && !provisional);
+        space.unstored &= !was_provisional || provisional;
         space.provisional = provisional;
         if let Some(client) = client {
             self.clients[client].uses.insert(number);

@@ -165,6 +165,16 @@ enum Failure {
     Otherwise(Error),
 }
 
+impl Failure {
+    /// The failure of a registration: the adapter's, unless there is no such memory.
+    fn of_memory(error: Error) -> Self {
+        match error.kind() {
+            ErrorKind::Config => Self::Otherwise(error),
+            _ => Self::ByAdapter(error),
+        }
+    }
+}
+
 impl From<Error> for Failure {
     fn from(error: Error) -> Self {
         Self::Otherwise(error)
@@ -236,8 +246,7 @@ impl Worker {
         for group in 0..batch.ends.len() {
             batch.check_deadline()?;
             for op in batch.group(group) {
-                self.push(posting, in_use, group, (op.device, op.host as u64, op.len))
-                    .map_err(Failure::ByAdapter)?;
+                self.push(posting, in_use, group, (op.device, op.host as u64, op.len))?;
             }
             posting.end_group(group).map_err(Failure::ByAdapter)?;
             reports.posted = group + 1;
@@ -261,16 +270,17 @@ impl Worker {
         in_use: &mut InUse<'_>,
         group: usize,
         (mut device, mut host, mut left): (u64, u64, usize),
-    ) -> Result<()> {
+    ) -> Result<(), Failure> {
         while left > 0 {
             // SAFETY: the caller of `run` keeps both ranges valid until the group has ended.
-            let (host_mr, host_len) = unsafe { in_use.host(host, left) }?;
+            let (host_mr, host_len) = unsafe { in_use.host(host, left) }.map_err(Failure::of_memory)?;
             // SAFETY: as above; the context is current.
-            let (device_mr, device_len) = unsafe { in_use.device(device, left) }?;
+            let (device_mr, device_len) =
+                unsafe { in_use.device(device, left) }.map_err(Failure::of_memory)?;
             let len = host_len.min(device_len).min(REQUEST_BYTES_MAX);
             let local = host_mr.sge((host - host_mr.address()) as usize, len as u32);
             let remote = device_mr.remote((device - device_mr.address()) as usize);
-            posting.push(group, local, remote)?;
+            posting.push(group, local, remote).map_err(Failure::ByAdapter)?;
             (device, host, left) = (device + len as u64, host + len as u64, left - len);
         }
         Ok(())

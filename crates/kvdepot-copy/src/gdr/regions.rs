@@ -166,7 +166,11 @@ impl Regions {
         // SAFETY: the pointers live during the call.
         let code =
             unsafe { (self.context.table().mem_get_address_range)(&raw mut base, &raw mut len, address) };
-        self.context.check("cuMemGetAddressRange_v2", code).map_err(|e: Error| e.with("address", address))?;
+        self.context.check("cuMemGetAddressRange_v2", code).map_err(|error: Error| {
+            let unknown =
+                "a copy's address is in no allocation of the device: its memory must stay allocated";
+            Error::new(ErrorKind::Config, unknown).with("address", address).with_source(error)
+        })?;
         Ok((base, len))
     }
 }

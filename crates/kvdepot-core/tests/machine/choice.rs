@@ -240,6 +240,35 @@ fn a_load_that_waits_for_a_claims_read_is_served_by_any_tier() {
     assert!(matches!(outcomes[..], [Outcome::Leased(_)]), "{outcomes:?}");
 }
 
+/// Who joins a read that began below gets the block from a tier above, which the read has passed over.
+#[test]
+fn a_limited_read_that_fails_goes_on_in_tiers_above_for_those_who_joined_it() {
+    let mut lab = lab(3, 1);
+    let strict = open(&mut lab, &[1], SECOND);
+    let free = open(&mut lab, &[1], TierSet::ALL);
+    assert_eq!(end_reads(&mut lab, &failure()), [1]);
+    assert_eq!(poll(&mut lab, strict.claim).units, 0);
+    assert_eq!(end_reads(&mut lab, &failure()), [0]);
+    assert_eq!(end_reads(&mut lab, &Ok(Fetched::Whole)), [2], "each is asked once");
+    assert_eq!(poll(&mut lab, free.claim).units, 1);
+    open(&mut lab, &[2], TierSet::ALL);
+    assert_eq!(end_reads(&mut lab, &failure()), [1]);
+    assert_eq!(end_reads(&mut lab, &failure()), [2], "the locator knows that it is in none above");
+    assert!(reads(&mut lab).is_empty());
+}
+
+#[test]
+fn a_read_leaves_time_only_for_tiers_that_may_be_asked_after_it() {
+    let mut lab = lab(2, 0);
+    let mut deadline = |hash: u8, tiers| {
+        open(&mut lab, &[hash], tiers);
+        let [Command::Read { deadline, .. }] = lab.take()[..] else { panic!("no read") };
+        deadline
+    };
+    let (strict, free) = (deadline(1, FIRST), deadline(2, TierSet::ALL));
+    assert!(strict > free, "{strict} {free}");
+}
+
 #[test]
 fn claims_beyond_a_step_are_told_that_a_read_went_on_without_them() {
     let mut lab = lab(2, 0);

@@ -150,3 +150,20 @@ fn an_adapter_is_not_left_for_batches_past_their_deadline() {
     drop((engine, memory));
     lab.end(session).unwrap();
 }
+
+#[test]
+fn copies_of_memory_that_is_not_there_do_not_count_against_the_adapter() {
+    let lab = Lab::new();
+    let session = lab.session(1);
+    let memory = session.memory(LEN);
+    memory.write(&vec![5; LEN]);
+    let engine = engine(&lab, &session, UseGdr::Auto, &lab.config());
+    for _ in 0..5 {
+        let error = try_dump(&*engine, memory.address() + (1 << 40), LEN).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Config, "{error}");
+    }
+    assert!(dump(&*engine, memory.address(), LEN) == vec![5; LEN]);
+    assert_eq!(engine.name(), "gdr");
+    drop((engine, memory));
+    lab.end(session).unwrap();
+}

@@ -164,13 +164,15 @@ impl Flow {
     /// Queues the read of a block into a slot that was inserted for it.
     pub(crate) fn read(&mut self, slot: SlotId, tier: TierIndex, deadline: Nanos, tiers: TierSet) {
         self.readers.insert(slot, tier);
-        self.tiers[tier].reads.push_back(Read { slot, deadline, is_use: true, tiers });
+        let asked = TierSet::NONE.with(tier);
+        self.tiers[tier].reads.push_back(Read { slot, deadline, is_use: true, tiers, asked });
     }
 
     /// Has a tier read a block that no request asked for: the tier is to evict it no later because of that.
     pub(crate) fn read_unused(&mut self, slot: SlotId, tier: TierIndex, deadline: Nanos) {
         self.readers.insert(slot, tier);
-        self.tiers[tier].reads.push_back(Read { slot, deadline, is_use: false, tiers: TierSet::ALL });
+        let (tiers, asked) = (TierSet::ALL, TierSet::NONE.with(tier));
+        self.tiers[tier].reads.push_back(Read { slot, deadline, is_use: false, tiers, asked });
     }
 
     /// Returns the tier that is to read into a slot, or to lease its block, if one is.
@@ -229,7 +231,7 @@ impl Flow {
         let may_go_on = !for_nobody && self.now < read.deadline;
         if let Some(next) = self.next_reader(pool, &read, tier).filter(|_| may_go_on && has_memory(pool)) {
             self.readers.insert(slot, next);
-            self.tiers[next].reads.push_front(read);
+            self.tiers[next].reads.push_front(Read { asked: read.asked.with(next), ..read });
             return ReadEnd::GoesOn;
         }
         pool.edit(slot, |slot| slot.block.fill_failed());
@@ -237,12 +239,13 @@ impl Flow {
     }
 
     /// Returns the tier that is asked for a block that `tier` did not deliver: the next one that is allowed by whoever began
-    /// the read, or waits for the block.
+    /// the read, or waits for the block. One above it has only been passed over if the read is limited.
     fn next_reader(&self, pool: &Pool, read: &Read, tier: TierIndex) -> Option<TierIndex> {
-        let is_limited = read.tiers != TierSet::ALL && !self.flaws.has(Flaw::ReadGoesOnAnywhere);
-        let tiers =
-            if is_limited { read.tiers.or(pool.slot(read.slot).waited_for_from()) } else { TierSet::ALL };
-        tiers.next(tier + 1, self.tiers.len())
+        if read.tiers == TierSet::ALL || self.flaws.has(Flaw::ReadGoesOnAnywhere) {
+            return TierSet::ALL.next(tier + 1, self.tiers.len());
+        }
+        let tiers = read.tiers.or(pool.slot(read.slot).waited_for_from());
+        (0..self.tiers.len()).find(|&other| tiers.has(other) && !read.asked.has(other))
     }
 
     /// Returns the reads that have not ended long after their deadline, and the leases of blocks where they lie.
@@ -360,8 +363,12 @@ impl Flow {
                     continue;
                 }
                 let left = read.deadline.saturating_sub(now);
-                // Half of the time is left for the tiers below, which may have the block too (P2).
-                let deadline = now + if tier < last { left / 2 } else { left };
+                // Half of the time is left for the other tiers that may have the block too (P2).
+                let has_others = match read.tiers {
+                    TierSet::ALL => tier < last,
+                    _ => self.next_reader(pool, &read, tier).is_some(),
+                };
+                let deadline = now + if has_others { left / 2 } else { left };
                 let (runs, key, in_place) = (slot.runs(), catalog.block_key(&slot.key), slot.is_in_place());
                 let is_use = read.is_use;
                 self.tiers[tier].reads_in_flight.insert(read.slot, read);

@@ -19,6 +19,8 @@ pub(super) struct Read {
     pub(super) is_use: bool,
     /// The tiers that whoever began it allows. Those of all that wait for the block may deliver it, too.
     pub(super) tiers: TierSet,
+    /// The tiers that were asked so far, and the one that is.
+    pub(super) asked: TierSet,
 }
 
 /// A write of a block by a tier. It is cancelled when its slot was freed or the tier's bit left `to_write`.
