@@ -222,13 +222,25 @@ impl Talk<'_> {
     }
 
     /// Synchronises the server's namespaces with ours: it may have been unreachable while an epoch passed.
+    ///
+    /// A server asks its own tiers about a namespace that it does not know. If these hang, each question costs time, and
+    /// the connection must be made before there is none left: the rest counts as refused.
     fn align(&mut self) -> Result<()> {
+        let spaces = self.server.shared.spaces();
         let (mut refused, mut first) = (0, None);
-        for space in self.server.shared.spaces() {
+        for (index, space) in spaces.iter().enumerate() {
+            let outcome = self.align_one(space)?;
+            let is_timeout = matches!(&outcome, Err(error) if error.kind() == ErrorKind::Timeout);
             // It is not found there, or owes a reset and is not used: the others are served.
-            if let Err(error) = self.align_one(&space)? {
+            if let Err(error) = outcome {
                 refused += 1;
                 first.get_or_insert(error);
+            }
+            let unasked = spaces.len() - index - 1;
+            if unasked > 0 && (is_timeout || self.is_half_over()) {
+                refused += unasked;
+                first.get_or_insert_with(|| self.server.too_late());
+                break;
             }
         }
         if let Some(error) = first {
@@ -238,6 +250,10 @@ impl Talk<'_> {
             );
         }
         Ok(())
+    }
+
+    fn is_half_over(&self) -> bool {
+        self.deadline.saturating_duration_since(Instant::now()) < self.server.shared.config.timeout / 2
     }
 
     /// Returns the server's refusal inside. Any other failure ends the connection.

@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use crate::pool_server::waits::{PATIENCE, until};
-use crate::pool_server::{Fault, PoolServer, Speaks};
+use crate::pool_server::{Fault, Late, PoolServer, Speaks};
 use kvdepot_core::{BlockKey, BlockLayout, ErrorKind};
 use kvdepot_tier::conformance::{Bench, Waiting, listen, spec};
 use kvdepot_tier::{Presence, RemoteConfig, RemoteProtocol, RemoteTier, Tier, TierEvents, Written};
@@ -319,6 +319,30 @@ fn a_server_that_refuses_a_namespace_serves_the_others() {
     server.disconnect();
     until(|| bench.tier.servers()[0].failures >= before + 2 && bench.tier.servers()[0].connections == 2);
     assert!((0..5).all(|n| bench.read_is_right(n)) && bench.write(7).is_ok());
+}
+
+/// A tier of the server hangs. What its pool has is read.
+#[test]
+fn a_server_that_is_late_with_several_namespaces_serves_the_others() {
+    let layout = BlockLayout::new(vec![vec![5000]]).unwrap();
+    for is_refusing in [true, false] {
+        let server = PoolServer::own();
+        let config = hasty(&[&server]);
+        let late = if is_refusing { Late::Refuses } else { Late::Opens(config.timeout * 5 / 8) };
+        let bench = open(config);
+        write_all(&bench, 5);
+        let slow: Vec<_> = (0..3)
+            .map(|n| Bench::with(Arc::clone(&bench.tier), spec(&format!("slow {n}"), layout.clone())))
+            .map(|slow| slow.spec.root())
+            .collect();
+        let mut store = server.state.store.lock();
+        (store.slow, store.late) = (slow, late);
+        drop(store);
+        let before = bench.tier.servers()[0].failures;
+        server.disconnect();
+        until(|| bench.tier.servers()[0].failures >= before + 2 && bench.tier.servers()[0].up);
+        until(|| (0..5).all(|n| bench.read_is_right(n)));
+    }
 }
 
 /// The same server in two protocols would be two stores.

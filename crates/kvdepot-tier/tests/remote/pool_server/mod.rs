@@ -12,6 +12,7 @@ use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use kvdepot_core::{BlockKey, NamespaceId, NamespaceSpec};
 use kvdepot_wire::FrameBuffer;
@@ -70,6 +71,16 @@ pub(crate) enum Speaks {
     },
 }
 
+/// How a server answers that a tier of its own has kept waiting.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Late {
+    /// It refuses.
+    #[default]
+    Refuses,
+    /// It opens the namespace, after so long.
+    Opens(Duration),
+}
+
 #[derive(Default)]
 pub(crate) struct Store {
     pub(crate) namespaces: HashMap<NamespaceId, (NamespaceSpec, u32)>,
@@ -78,6 +89,10 @@ pub(crate) struct Store {
     pub(crate) values: HashMap<Vec<u8>, Vec<u8>>,
     /// A namespace that is not opened; our own protocol only.
     pub(crate) refused: Option<NamespaceId>,
+    /// Namespaces about which a tier of the server would have to be asked, which hangs: on each connection one of them is
+    /// answered late, and the next one never; our own protocol only.
+    pub(crate) slow: Vec<NamespaceId>,
+    pub(crate) late: Late,
 }
 
 pub(crate) struct State {

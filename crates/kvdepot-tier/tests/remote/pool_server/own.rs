@@ -9,7 +9,7 @@ use kvdepot_io::checksum::crc64;
 use kvdepot_wire::own::{Hashes, Offer, PutBlocks, Request, Response, ServerHandshake, Status};
 use kvdepot_wire::{Frame, FrameBuffer};
 
-use super::{Fault, Served, State, next, payload};
+use super::{Fault, Late, Served, State, next, payload};
 
 pub(super) fn serve(mut stream: &TcpStream, state: &State) -> Served {
     let mut buffer = FrameBuffer::requests();
@@ -17,6 +17,7 @@ pub(super) fn serve(mut stream: &TcpStream, state: &State) -> Served {
     let requests_in_flight_max = state.in_flight_max.load(Ordering::SeqCst);
     let nonce = [state.depot as u8; 32];
     let offer = Offer { features: 0, requests_in_flight_max, depot: state.depot, nonce };
+    let mut slow_opens = 0;
     while let Some((op, body)) = next(stream, &mut buffer)? {
         let fault = state.fault();
         if fault == Fault::Deaf && handshake.is_over() {
@@ -51,11 +52,34 @@ pub(super) fn serve(mut stream: &TcpStream, state: &State) -> Served {
                 state.keep_back(Fault::LatePuts, names.join(" "));
                 put(state, namespace, block_bytes as usize, blocks, &bytes).encode(id, &mut out)?;
             }
+            Request::Open { canonical } if is_slow(state, canonical)? => {
+                slow_opens += 1;
+                if slow_opens > 1 {
+                    state.hang(stream);
+                    return Ok(());
+                }
+                let late = state.store.lock().late;
+                match late {
+                    Late::Refuses => {
+                        let (kind, message) = (ErrorKind::Timeout, "a tier did not answer");
+                        Response::Failed { kind, message }.encode(id, &mut out)?;
+                    }
+                    Late::Opens(after) => {
+                        std::thread::sleep(after);
+                        answer(state, &request, id, &mut out)?;
+                    }
+                }
+            }
             other => answer(state, &other, id, &mut out)?,
         }
         stream.write_all(&out)?;
     }
     Ok(())
+}
+
+fn is_slow(state: &State, canonical: &str) -> Served<bool> {
+    let root = NamespaceSpec::from_canonical(canonical)?.root();
+    Ok(state.store.lock().slow.contains(&root))
 }
 
 fn key(namespace: NamespaceId, hash: kvdepot_core::BlockHash) -> BlockKey {
