@@ -18,6 +18,7 @@ from click.testing import CliRunner
 import kvdepot
 from kvdepot.cli import main, reset
 from kvdepot.cli.known import known_to
+from kvdepot.cli.places import one_root
 from kvdepot.errors import KVDepotError, StorageError, UnavailableError
 from kvdepot.stored.namespaces import StoredNamespace
 from kvdepot.stored.served import POOL, export_served, list_blocks
@@ -244,7 +245,8 @@ def test_what_no_engine_has_opened_is_explained(depots: Depots) -> None:
     assert f"no namespace begins with zz in {depots.home}/medium, the depot on {socket}" in said
     with depots.open(), depots.open({"model": "other"}):
         assert "epoch 1" in run("reset", root[:8], *config)
-        assert "2 namespaces begin with" in run("reset", "", *config, status=2)
+        for verb in (("reset", ""), ("rm", "", "--yes")):
+            assert "name is empty" in run(*verb, *config, status=2), "an unset variable of a script"
     Path(f"{socket}.http").unlink()
     said = run("reset", root[:8], *config, status=1)
     assert "cannot be asked for its namespaces" in said
@@ -316,9 +318,10 @@ def test_no_prefix_is_unique_while_the_depot_cannot_be_asked(depots: Depots, tmp
         root = store.namespace_id
         # Only the depot knows the other one.
         shutil.rmtree(tmp_path / other.namespace_id)
-        assert "2 namespaces begin with" in run("reset", "", *config, status=2)
+        for verb in (("reset", ""), ("rm", "", "--yes")):
+            assert "name is empty" in run(*verb, *config, status=2), "an unset variable of a script"
         Path(f"{socket}.http").unlink()
-        for verb in (("reset", ""), ("reset", root[:8]), ("rm", root[:8], "--yes")):
+        for verb in (("reset", root[:8]), ("rm", root[:8], "--yes")):
             said = run(*verb, *config, status=1)
             assert "cannot be asked whether it knows other namespaces" in said
             assert "repeat the command with this whole name" in said
@@ -354,3 +357,10 @@ def test_a_reset_has_succeeded_though_nobody_tells_its_epoch(
         else:
             assert result.stdout == f"namespace {root} was reset\n"
         assert "its new epoch cannot be shown: " in result.stderr
+
+
+def test_a_prefix_of_several_names_is_refused() -> None:
+    assert one_root(["ab1", "ab2", "b"], "AB2") == "ab2"
+    for prefix, said in (("AB", "2 namespaces begin with"), ("c", "no namespace begins with")):
+        with pytest.raises(kvdepot.ConfigError, match=said):
+            one_root(["ab1", "ab2", "b"], prefix)

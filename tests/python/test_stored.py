@@ -1,5 +1,6 @@
 """P1, P8: the content of directories, read without a depot: every damaged file is found, and no other."""
 
+import errno
 import json
 import os
 import random
@@ -127,6 +128,29 @@ def test_what_was_set_aside_is_not_found_again_and_stays_for_people(directory: P
     assert (text.count("(set aside)"), text.count("(removed)")) == (ASIDE_MAX, 2)
     assert contents(namespace).aside == ASIDE_MAX
     assert f"{BLOCKS - ASIDE_MAX - 2} blocks" in run("verify", namespace.root, "--directory", directory)
+
+
+def test_a_directory_with_a_block_s_name_is_a_finding_and_the_rest_is_checked(directory: Path) -> None:
+    path = next(iter(sorted(directory.rglob("*.kvb"))))
+    (path.parent / f"{'0' * 32}.kvb").mkdir()
+    os.truncate(path, 100)
+    shown = json.loads(run("verify", "--directory", directory, "--json", status=1))
+    reasons = [found["reason"] for found in shown["broken"]]
+    assert len(reasons) == 2
+    assert "it is not a file" in reasons
+
+
+def test_what_cannot_be_set_aside_is_kept_and_said(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file system is often read-only after an error, which is when people check their blocks."""
+    for path in sorted(directory.rglob("*.kvb"))[:2]:
+        os.truncate(path, 100)
+
+    def rename(*_: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr("kvdepot.stored.verify.os.rename", rename)
+    text = run("verify", "--directory", directory, "--set-aside", status=1)
+    assert text.count("(kept: Read-only file system)") == 2
 
 
 def test_a_depot_still_reads_what_verify_found_whole(directory: Path) -> None:

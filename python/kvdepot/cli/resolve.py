@@ -75,6 +75,8 @@ def namespace_of(target: Target, prefix: str, *, removes: bool = False) -> Resol
         UnavailableError: no depot runs, and there are no directories; or the depot would have to be asked.
         StorageError: a directory cannot be read.
     """
+    if removes and not prefix:  # a variable of a script that is not set
+        raise ConfigError("the namespace's name is empty: `kvdepot namespaces` lists the names")
     if not target.directories and target.running is None:
         raise UnavailableError(
             f"{target.config.pipeline} has no Posix tier that lists namespaces, and no depot runs with this "

@@ -105,7 +105,7 @@ class _Report:
             self.findings += verify(
                 namespace, pace=self._pace, set_aside=set_aside, checked=lambda file: self._checked(1, file.bytes)
             )
-        except KVDepotError as error:
+        except (KVDepotError, OSError) as error:  # a directory that cannot be read leaves the others to check
             self._skip(namespace.root, str(error))
 
     def check_medium(self, medium: Medium, root: str | None) -> None:

@@ -1,7 +1,7 @@
 """Reads every block file of a namespace and compares its checksums: a scrub with a rate limit."""
 
-import contextlib
 import os
+import stat
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -23,7 +23,8 @@ class Finding:
         path: path of the file or medium.
         namespace: the namespace's name on disk; empty if it is not known.
         reason: what is wrong.
-        done: ``kept``, ``set aside`` (renamed to ``.bad``), ``removed`` or ``gone``.
+        done: ``kept`` (with the reason, if it was to be set aside), ``set aside`` (renamed to ``.bad``), ``removed`` or
+            ``gone``.
         hash: the block's hash, 32 hex digits; empty if it is not known.
         offset_bytes: where the block lies on a medium; ``None`` = it is a file.
     """
@@ -101,6 +102,9 @@ def _broken(file: BlockFile, key_id: str, shard_bytes: tuple[int, ...]) -> str:
         return ""
     except OSError as error:
         return f"it cannot be opened: {error.strerror}"
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        return "it is not a file"
     with open(handle, "rb") as opened:
         try:
             check_block(opened.read(), file.hash, key_id, shard_bytes)
@@ -113,10 +117,13 @@ def _broken(file: BlockFile, key_id: str, shard_bytes: tuple[int, ...]) -> str:
 
 def _set_aside(file: BlockFile, namespace: StoredNamespace) -> str:
     aside = sum(1 for directory in namespace.block_directories() for _ in directory.glob("*.bad"))
-    with contextlib.suppress(FileNotFoundError):
+    try:
         if aside < ASIDE_MAX:
             os.rename(file.path, file.path.with_suffix(".bad"))
-            return "set aside"
-        os.unlink(file.path)
-        return "removed"
-    return "gone"
+        else:
+            os.unlink(file.path)
+    except FileNotFoundError:
+        return "gone"
+    except OSError as error:  # such as a file system that is read-only after an error
+        return f"kept: {error.strerror}"
+    return "set aside" if aside < ASIDE_MAX else "removed"
