@@ -18,7 +18,7 @@ from click.testing import CliRunner
 import kvdepot
 from kvdepot.cli import main, processes
 from kvdepot.cli.processes import DepotProcess
-from kvdepot.cli.running import RunningDepot
+from kvdepot.cli.running import RunningDepot, user_of
 from kvdepot.stored.gc import find_garbage, remove
 from kvdepot.stored.namespaces import find_namespaces
 from kvdepot.stored.temporaries import own_host, start_time
@@ -205,3 +205,41 @@ def test_gc_leaves_names_of_others_and_living_writers_alone(tmp_path: Path) -> N
     assert {one.path.name for one in find_garbage([tmp_path])} == ours - {".tmp-else-1-2-3"}, (
         "a dead writer needs no hour"
     )
+
+
+def test_another_users_process_that_claims_the_directories_is_not_connected_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would get the blocks of an import. Commands refuse, because it may really use the directories."""
+    directory = tmp_path / "blocks"
+    root = fill(directory)
+    foreign = DepotProcess(os.getpid(), (str(directory),), str(tmp_path / "its.sock"))
+    monkeypatch.setattr("kvdepot.cli.running.serving", lambda: iter([foreign]))
+    monkeypatch.setattr("kvdepot.cli.targets.process", lambda _: foreign)
+    asked: list[str] = []
+    monkeypatch.setattr("kvdepot.cli.running.ask", asked.append)
+    users = {"its": 12_345, "root": 0}
+    monkeypatch.setattr("kvdepot.cli.running.uid_of", lambda _: users["its"])
+    found = user_of([directory])
+    assert found is not None
+    assert (found.socket, found.pid, asked) == ("an unknown socket", os.getpid(), [])
+    for verb in (("rm", root, "--yes"), ("export", root, tmp_path / "blocks.kvx")):
+        assert "an unknown socket" in run(*verb, "--directory", directory, status=1)
+    assert foreign.socket not in asked
+    assert len(list(directory.rglob("*.kvb"))) == len(NAMES)
+    users["its"] = 0
+    user_of([directory])
+    assert asked[-1] == foreign.socket
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device"])
+def test_a_configuration_that_is_no_file_is_not_read(
+    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Reading a pipe of another process would not end, and its ``/dev/stdin`` is ours here."""
+    file = tmp_path / "kvdepot.yaml" if kind == "pipe" else Path("/dev/stdin")
+    if kind == "pipe":
+        os.mkfifo(file)
+    words = ["python", "/bin/kvdepot", "serve", "--config", str(file), "--socket", "/its.sock"]
+    monkeypatch.setattr(processes, "_words", lambda _: words)
+    assert processes.process(os.getpid()) == DepotProcess(os.getpid(), None, "/its.sock")

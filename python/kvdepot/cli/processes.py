@@ -1,8 +1,10 @@
 """Facts about a depot's process: its command line and, for the same user's, its environment."""
 
+import errno
 import json
 import os
 import pwd
+import stat
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -50,8 +52,13 @@ def own_serving() -> Iterator[DepotProcess]:
     """Yields the processes ``kvdepot serve`` of this user."""
     for one in serving():
         with suppress(OSError):
-            if (PROC / str(one.pid)).stat().st_uid == os.getuid():
+            if uid_of(one.pid) == os.getuid():
                 yield one
+
+
+def uid_of(pid: int) -> int:
+    """Returns the user of a process. Raises ``OSError`` if it has ended."""
+    return (PROC / str(pid)).stat().st_uid
 
 
 def pid_here(listener: int, told: int) -> int:
@@ -90,7 +97,7 @@ def process(pid: int) -> DepotProcess:
         file = options.get("--config")
         if wire.wanted_by(options) and wire.memory_only(file, machine.environ):
             return DepotProcess(pid, (), socket)
-        config = load_config(file and _beside(pid, file), machine=machine, owns_pool=False)
+        config = load_config(file and _file_of(pid, file), machine=machine, owns_pool=False)
         return DepotProcess(pid, tuple(posix_directories(config, machine)), socket or config.socket or "")
     except (OSError, KeyError, ValueError, TypeError, AttributeError, KVDepotError):
         return DepotProcess(pid, None, socket)
@@ -124,8 +131,19 @@ def _environ(pid: int) -> Mapping[str, str]:
         lines = (PROC / str(pid) / "environ").read_bytes().decode("utf-8", "surrogateescape").split("\0")
     except PermissionError:
         # The process of another user: its home directory is known, and most depots have no variables.
-        return {"HOME": pwd.getpwuid((PROC / str(pid)).stat().st_uid).pw_dir}
+        return {"HOME": pwd.getpwuid(uid_of(pid)).pw_dir}
     return dict(line.split("=", 1) for line in lines if "=" in line)
+
+
+def _file_of(pid: int, path: str) -> str:
+    """Returns the path of that process's configuration file.
+
+    Raises ``OSError`` for anything but a file: a pipe never ends, and ``/dev/stdin`` is another one here.
+    """
+    found = os.path.realpath(_beside(pid, path))
+    if found.startswith(("/dev/", "/proc/")) or not stat.S_ISREG(os.stat(found).st_mode):
+        raise OSError(errno.EINVAL, "not a file", found)
+    return found
 
 
 def _beside(pid: int, path: str) -> str:

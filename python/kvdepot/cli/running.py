@@ -5,6 +5,7 @@ import os
 import socket
 import struct
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,13 +14,16 @@ import click
 
 from kvdepot import _native
 from kvdepot.checks.software import DirectoryUser
-from kvdepot.cli.processes import own_serving, pid_here, posix_directories, process, serving
+from kvdepot.cli.processes import own_serving, pid_here, posix_directories, process, serving, uid_of
 from kvdepot.cli.status_door import read_page
 from kvdepot.config import KVDepotConfig
 from kvdepot.config.machine import Machine
 from kvdepot.config.socket_path import runtime_directories
 
 WAIT_MS = 5000
+UNKNOWN_SOCKET = "an unknown socket"
+"""In place of the socket of a depot that cannot be asked."""
+
 BLOCK_BYTES = click.option(
     "--block-bytes", type=click.IntRange(min=1), help="Block size in bytes (Staging pools are sized in blocks)."
 )
@@ -88,6 +92,9 @@ def user_of(directories: Iterable[Path], config: KVDepotConfig | None = None) ->
     of this machine whose command line, environment and configuration file are readable. Depots inside another program's
     process and on another node are not found.
 
+    Anybody can start a process with such a command line. One that is not of root, this user or an owner of the
+    directories is not connected to: it would get the blocks of an import. The result then names no socket.
+
     Args:
         directories: directories of a Posix tier.
         config: a configuration whose ``socket`` is also asked if its Posix tier has one of the directories.
@@ -104,12 +111,24 @@ def user_of(directories: Iterable[Path], config: KVDepotConfig | None = None) ->
         answer = ask(config.socket)
         if answer is not None and process(answer.pid).directories is None:
             return answer  # its process does not contradict
-    for one in serving():
-        if uses(one.directories):
-            # One that does not answer may be starting, ending or hanging: it uses the directories all the same.
-            answer = ask(one.socket) if one.socket else None
-            return answer or RunningDepot(one.socket or "an unknown socket", one.pid, {})
-    return None
+    claiming = [one for one in serving() if uses(one.directories)]
+    trusted = _users_of(wanted)
+    for one in claiming:
+        with suppress(OSError):
+            if uid_of(one.pid) in trusted:
+                # One that does not answer may be starting, ending or hanging: it uses the directories all the same.
+                answer = ask(one.socket) if one.socket else None
+                return answer or RunningDepot(one.socket or UNKNOWN_SOCKET, one.pid, {})
+    return RunningDepot(UNKNOWN_SOCKET, claiming[0].pid, {}) if claiming else None
+
+
+def _users_of(directories: Iterable[str]) -> set[int]:
+    """Returns the users whose depots may be expected to use these directories: root, this one, and the owners."""
+    users = {0, os.getuid()}
+    for directory in directories:
+        with suppress(OSError):
+            users.add(os.stat(directory).st_uid)
+    return users
 
 
 def ask(path: str) -> RunningDepot | None:

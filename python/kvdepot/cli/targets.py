@@ -12,7 +12,7 @@ import click
 from kvdepot import _native
 from kvdepot.checks.media import configured_media
 from kvdepot.cli.processes import posix_directories, process
-from kvdepot.cli.running import RunningDepot, ask, user_of
+from kvdepot.cli.running import UNKNOWN_SOCKET, RunningDepot, ask, user_of
 from kvdepot.config import KVDepotConfig, load_config
 from kvdepot.config.pipeline import split_pipeline
 from kvdepot.config.sizes import GIB
@@ -72,6 +72,8 @@ class Target:
         Raises:
             UnavailableError: the running depot no longer answers. StorageError: a directory cannot be used.
         """
+        if self.running is not None and self.running.socket == UNKNOWN_SOCKET:
+            raise UnavailableError(f"{self.text} cannot be asked: name its --socket, or stop it")
         if self.running is not None:
             depot = _native.Depot.connect(self.running.socket, None, wait_ms=WAIT_MS, call_timeout_ms=CALL_MS)
         else:
