@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from kvdepot.hashes import block_hash
     from kvdepot.layout import BlockLayout
     from kvdepot.namespace import Namespace
-    from kvdepot.priority import Priority
     from kvdepot.store import Store
     from kvdepot.task import Task, TaskResult
 
@@ -56,7 +55,6 @@ __all__ = [
     "KVDepotError",
     "Namespace",
     "NoSpaceError",
-    "Priority",
     "ProtocolError",
     "StorageError",
     "Store",
@@ -87,7 +85,6 @@ _HOMES = {
     "Hit": "kvdepot.claim",
     "KVDepotConfig": "kvdepot.config",
     "Namespace": "kvdepot.namespace",
-    "Priority": "kvdepot.priority",
     "Store": "kvdepot.store",
     "Task": "kvdepot.task",
     "TaskResult": "kvdepot.task",

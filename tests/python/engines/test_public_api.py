@@ -67,7 +67,7 @@ MORE = {
     "kvdepot.config.sizes": {"GIB"},
     "kvdepot.config.tier_table": {"TIERS"},
     "kvdepot.absence": {"absence"},
-    "kvdepot.priority": {"PRIORITIES"},
+    "kvdepot.priority": {"PRIORITIES", "Priority"},
     "kvdepot.publish.terms": {"EVENT_HASH_BYTES", "block_numbers", "event_fields"},
     "kvdepot.traces": {"live"},
     "kvdepot.traces.advice": {"GIB", "Measured", "Size", "advise"},
