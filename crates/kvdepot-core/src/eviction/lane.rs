@@ -2,7 +2,6 @@
 //! with the highest slot number: often there are none.
 
 use std::collections::BTreeMap;
-use std::ops::Bound;
 
 use super::policy::{Search, SlotId};
 
@@ -18,8 +17,8 @@ struct Entry {
 /// An interrupted search.
 #[derive(Clone, Copy, Debug)]
 struct Walk {
-    /// The last turn that it has examined.
-    after: u64,
+    /// The next turn to examine.
+    from: u64,
     /// It ends before this turn: slots that were added or used since it began come later.
     end: u64,
 }
@@ -96,12 +95,10 @@ impl Lane {
 
     /// As `EvictionPolicy::victim`. It meets only slots that are not pinned.
     pub(super) fn victim(&mut self, looks: &mut usize, may_evict: &mut dyn FnMut(SlotId) -> bool) -> Search {
-        let walk = self.walk.take();
-        let end = walk.map_or(self.next_turn, |walk| walk.end);
-        let from = walk.map_or(Bound::Unbounded, |walk| Bound::Excluded(walk.after));
-        for (&turn, &slot) in self.turns.range((from, Bound::Excluded(end))) {
+        let Walk { from, end } = self.walk.take().unwrap_or(Walk { from: 0, end: self.next_turn });
+        for (&turn, &slot) in self.turns.range(from..end) {
             if *looks == 0 {
-                self.walk = Some(Walk { after: turn.saturating_sub(1), end });
+                self.walk = Some(Walk { from: turn, end });
                 return Search::Later;
             }
             *looks -= 1;
@@ -157,6 +154,13 @@ mod tests {
         assert_eq!(lane.victim(&mut 6, &mut look), Search::Later);
         assert_eq!(lane.victim(&mut 6, &mut look), Search::Nothing);
         assert_eq!(looked, (0..10).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn a_search_that_is_interrupted_before_its_first_slot_finds_that() {
+        let mut lane = lane(0..1);
+        assert_eq!(lane.victim(&mut 0, &mut |_| true), Search::Later);
+        assert_eq!(lane.victim(&mut 1, &mut |_| true), Search::Found(0));
     }
 
     #[test]
