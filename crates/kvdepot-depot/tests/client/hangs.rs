@@ -5,11 +5,13 @@
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::{Receiver, Sender};
-use kvdepot_copy::{Bounded, CopyBatch, CopyEngine, Direction, GroupSink, HostEngine};
-use kvdepot_core::{BlockHash, BlockLayout, ErrorKind, NamespaceSpec, Result};
+use crossbeam_channel::Receiver;
+use kvdepot_copy::{Bounded, CopyEngine, Direction, HostEngine};
+use kvdepot_core::{BlockHash, BlockLayout, ErrorKind, NamespaceSpec};
 use kvdepot_depot::client::{Attachment, DeviceEngine, Kept, Store, TaskState};
 use kvdepot_depot::{Depot, DepotConfig};
+
+use crate::held_device::{Begun, HeldDevice};
 
 /// Blocks that fit in the pool.
 const ROOM: usize = 16;
@@ -21,28 +23,13 @@ const HANG: Duration = Duration::from_secs(60);
 /// Timeout of the hanging task: its slots must have been reserved by then.
 const TASK: Duration = Duration::from_secs(6);
 
-/// A device that copies when the test lets it.
-#[derive(Debug)]
-struct Device(Sender<(CopyBatch, Arc<dyn GroupSink>)>);
-
-impl CopyEngine for Device {
-    fn name(&self) -> &'static str {
-        "device"
-    }
-
-    unsafe fn run(&self, batch: CopyBatch, sink: Arc<dyn GroupSink>) -> Result<()> {
-        self.0.send((batch, sink)).unwrap();
-        Ok(())
-    }
-}
-
 struct Lab {
     attachment: Arc<Attachment>,
     spec: Arc<NamespaceSpec>,
     memory: Vec<u8>,
     /// Uses the hanging device.
     hangs: Store,
-    device: Receiver<(CopyBatch, Arc<dyn GroupSink>)>,
+    device: Receiver<Begun>,
     /// Uses an engine that does not hang, for another namespace.
     others: Store,
 }
@@ -69,7 +56,8 @@ impl Lab {
         };
         let memory: Vec<u8> = (0..ROOM * BLOCK_BYTES).map(|i| (i / 3 + i / BLOCK_BYTES * 7) as u8).collect();
         let (sender, device) = crossbeam_channel::unbounded();
-        let bounded = Arc::new(Bounded::new(Arc::new(Device(sender))).unwrap());
+        let bounded =
+            Arc::new(Bounded::new(Arc::new(HeldDevice { begun: sender, may_hang: false })).unwrap());
         let store = |name: &str, engine: Arc<dyn CopyEngine>, wait| {
             let store = Store::new(&attachment, spec(name), DeviceEngine::new(engine), wait).unwrap();
             let base = memory.as_ptr() as u64;
@@ -263,7 +251,7 @@ fn a_store_closes_under_a_device_that_hangs() {
     let Lab { attachment, spec, memory, hangs, device, others } = lab;
     drop(hangs);
     let (sender, _) = crossbeam_channel::unbounded();
-    let again = Arc::new(Bounded::new(Arc::new(Device(sender))).unwrap());
+    let again = Arc::new(Bounded::new(Arc::new(HeldDevice { begun: sender, may_hang: false })).unwrap());
     let hangs = Store::new(&attachment, Arc::clone(&spec), DeviceEngine::new(again), TASK).unwrap();
     let lab = Lab { attachment, spec, memory, hangs, device, others };
     assert_eq!(lab.fill(100), ROOM - BLOCKS, "slots of the copy that hangs were given away");

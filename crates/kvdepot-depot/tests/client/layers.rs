@@ -4,34 +4,18 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crossbeam_channel::{Sender, unbounded};
-use kvdepot_copy::{CopyBatch, CopyEngine, GroupSink};
-use kvdepot_core::{BlockHash, BlockLayout, ErrorKind, NamespaceSpec, Result};
+use crossbeam_channel::unbounded;
+use kvdepot_core::{BlockHash, BlockLayout, ErrorKind, NamespaceSpec};
 use kvdepot_depot::client::{Attachment, DeviceEngine, Store};
 use kvdepot_depot::{Depot, DepotConfig};
+
+use crate::held_device::HeldDevice;
 
 /// More than there are threads for dumps and places in their queue.
 const SHARDS: usize = 8;
 const SHARD_BYTES: usize = 4096;
 /// Reached only if the test hangs; not a measure of speed.
 const HANG: Duration = Duration::from_secs(60);
-
-type Begun = (CopyBatch, Arc<dyn GroupSink>);
-
-/// A device that copies when the test lets it.
-#[derive(Debug)]
-struct Device(Sender<Begun>);
-
-impl CopyEngine for Device {
-    fn name(&self) -> &'static str {
-        "device"
-    }
-
-    unsafe fn run(&self, batch: CopyBatch, sink: Arc<dyn GroupSink>) -> Result<()> {
-        self.0.send((batch, sink)).unwrap();
-        Ok(())
-    }
-}
 
 /// P9: an engine's forward pass must not wait for a copy, however full the queue is. Repeated, because the dump's threads meet in
 /// several orders.
@@ -47,7 +31,13 @@ fn a_dump_finds_the_queue_full() {
     let layout = BlockLayout::uniform(SHARDS, &[SHARD_BYTES as u64]).unwrap();
     let spec = Arc::new(NamespaceSpec::new(r#"{"a":"layers"}"#, layout).unwrap());
     let (sender, device) = unbounded();
-    let store = Store::new(&attachment, spec, DeviceEngine::new(Arc::new(Device(sender))), HANG).unwrap();
+    let store = Store::new(
+        &attachment,
+        spec,
+        DeviceEngine::new(Arc::new(HeldDevice { begun: sender, may_hang: false })),
+        HANG,
+    )
+    .unwrap();
     let memory = vec![7_u8; SHARDS * SHARD_BYTES];
     let bases = (0..SHARDS).map(|shard| memory[shard * SHARD_BYTES..].as_ptr() as u64).collect();
     // SAFETY: the memory lives longer than the store.

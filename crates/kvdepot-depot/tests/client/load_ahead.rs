@@ -4,38 +4,19 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crossbeam_channel::{Receiver, Sender};
-use kvdepot_copy::{CopyBatch, CopyEngine, Direction, GroupSink, HostEngine};
-use kvdepot_core::{BlockHash, BlockLayout, Error, ErrorKind, NamespaceSpec, Result};
+use crossbeam_channel::Receiver;
+use kvdepot_copy::{CopyEngine, Direction, HostEngine};
+use kvdepot_core::{BlockHash, BlockLayout, Error, ErrorKind, NamespaceSpec};
 use kvdepot_depot::client::{Attachment, DeviceEngine, Store, TaskState};
 use kvdepot_depot::{Depot, DepotConfig};
+
+use crate::held_device::{Begun, HeldDevice};
 
 /// Two blocks make a chunk, and two chunks move at a time.
 const BLOCK_BYTES: usize = 4 << 20;
 const BLOCKS: usize = 6;
 /// Reached only if the test hangs; not a measure of speed.
 const HANG: Duration = Duration::from_secs(30);
-
-type Begun = (CopyBatch, Arc<dyn GroupSink>);
-
-/// A device that copies when the test lets it.
-#[derive(Debug)]
-struct Device(Sender<Begun>);
-
-impl CopyEngine for Device {
-    fn name(&self) -> &'static str {
-        "device"
-    }
-
-    fn may_hang(&self) -> bool {
-        true
-    }
-
-    unsafe fn run(&self, batch: CopyBatch, sink: Arc<dyn GroupSink>) -> Result<()> {
-        self.0.send((batch, sink)).unwrap();
-        Ok(())
-    }
-}
 
 struct Lab {
     device: Receiver<Begun>,
@@ -85,7 +66,7 @@ impl Lab {
         let dump = unsafe { dumps.dump_pages(hashes(), &pages(), 0) }.unwrap();
         assert!(dump.wait(Some(HANG)) && dump.failed().is_empty(), "{:?}", dump.failed());
         let (sender, device) = crossbeam_channel::unbounded();
-        let loads = store(Arc::new(Device(sender)), &loaded);
+        let loads = store(Arc::new(HeldDevice { begun: sender, may_hang: true }), &loaded);
         Self { device, loads, dumped, loaded }
     }
 

@@ -11,6 +11,7 @@ mod device_memory;
 mod ending;
 mod engine_end;
 mod hangs;
+mod held_device;
 mod in_place;
 mod kept_engine;
 mod layers;
